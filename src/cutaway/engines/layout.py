@@ -1,0 +1,104 @@
+"""How the rows of a pass are laid out: sequences packed one after another, and the blocks they are computed in.
+
+BLAS rounds differently with the number of rows it is given. So that a sequence gets the same bits alone, in
+a batch and under load, its rows are always cut in the same places: at absolute multiples of a fixed size
+of its *own* positions, each block padded full and multiplied by itself. What is left over and short goes
+row by row, in one fixed order whatever stands beside it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+CHUNK = 256  # rows of the largest product: large enough for BLAS to run at full speed
+BLOCK = 64  # rows of a smaller one, and of a block of attention queries
+FEW = 16  # up to this many left-over rows are computed row by row
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One sequence's rows in a packed pass: rows `start : start + length` of x.
+
+    `position` is the position of its first row: 0, or the number of tokens that its cache already holds.
+    `slot` says which of the pass's caches belongs to it.
+    """
+
+    start: int
+    length: int
+    position: int = 0
+    slot: int = 0
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.length
+
+    @property
+    def end(self) -> int:
+        """The position after its last row: how many keys its last query may look back on."""
+        return self.position + self.length
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows `start:stop` of a packed array, computed as one product of `size` rows with the first at `offset`.
+
+    `size` 0 means row by row. Rows of the padded product before `offset` and after the last are zero.
+    """
+
+    start: int
+    stop: int
+    offset: int = 0
+    size: int = 0
+
+
+def row_blocks(segment: Segment, largest: int = CHUNK) -> Iterator[RowBlock]:
+    """Cut one segment at absolute multiples of `largest`, then of BLOCK, then row by row."""
+    row, position = segment.start, segment.position
+    while row < segment.stop:
+        left = segment.stop - row
+        if position % largest == 0 and left >= largest:
+            taken, block = largest, RowBlock(row, row + largest, 0, largest)
+        elif left > FEW:
+            taken = min(BLOCK - position % BLOCK, left)
+            block = RowBlock(row, row + taken, position % BLOCK, BLOCK)
+        else:
+            taken, block = left, RowBlock(row, row + left)
+        yield block
+        row, position = row + taken, position + taken
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of a pass, in the order of their rows."""
+
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, lengths: Iterable[int], positions: Iterable[int] | None = None) -> "Layout":
+        """Sequences of these lengths, one after another; each starting at `positions` (0 where not given)."""
+        lengths = list(lengths)
+        starts = np.cumsum([0, *lengths])[:-1].tolist()
+        firsts = list(positions) if positions is not None else [0] * len(lengths)
+        return cls(
+            tuple(
+                Segment(start, length, first, slot)
+                for slot, (start, length, first) in enumerate(zip(starts, lengths, firsts, strict=True))
+            )
+        )
+
+    @property
+    def rows(self) -> int:
+        """T: the tokens of all sequences together."""
+        return self.segments[-1].stop if self.segments else 0
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The position of every row in its own sequence, `int64 [T]`."""
+        return np.concatenate([np.arange(s.position, s.end) for s in self.segments])
+
+    @cached_property
+    def blocks(self) -> tuple[RowBlock, ...]:
+        """How products with a weight are cut."""
+        return tuple(block for segment in self.segments for block in row_blocks(segment))

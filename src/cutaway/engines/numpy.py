@@ -1,0 +1,158 @@
+"""The reference engine: the operations of the forward pass in plain NumPy, as a textbook writes them."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.weights import Weight
+from cutaway.errors import CutawayError
+
+DTYPES = ("float64", "float32")
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """exp(x − max) / sum over the last axis, in place; the shift by the maximum changes nothing but overflow."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+    return scores
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    """max(0, x)"""
+    return np.maximum(x, 0)
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    """x · sigmoid(x), also called swish. (Elfwing et al. 2017)"""
+    return x / (1 + np.exp(-np.maximum(x, -80.0)))  # exp(80) still fits float32; silu(-80) is −0 anyway
+
+
+def gelu_tanh(x: np.ndarray) -> np.ndarray:
+    """GPT-2's approximation of gelu. (Hendrycks & Gimpel 2016, eq. 2)"""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * x * x * x)))
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x · Φ(x), Φ the normal distribution function. (Hendrycks & Gimpel 2016)"""
+    return 0.5 * x * (1 + erf(x / np.sqrt(2).astype(x.dtype)))
+
+
+def erf(x: np.ndarray) -> np.ndarray:
+    """The error function, which NumPy lacks: the C library's, element by element."""
+    from math import erf as scalar_erf
+
+    flat = np.fromiter(map(scalar_erf, x.ravel().tolist()), dtype=np.float64, count=x.size)
+    return flat.reshape(x.shape).astype(x.dtype)
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": relu,
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+}
+
+
+class NumpyEngine:
+    """float64 or float32, one operation after another, no tricks.
+
+    Weights are unpacked to floats at their first use and kept: easy to read and to check, at the price of
+    memory (a model's parameter count times 8 or 4 bytes).
+    """
+
+    name = "numpy"
+
+    def __init__(self, dtype: str | np.dtype | type | None = None) -> None:
+        self.dtype = np.dtype(dtype or "float64")
+        if self.dtype.name not in DTYPES:
+            raise CutawayError(f"The numpy engine computes in {' or '.join(DTYPES)}, not in {self.dtype.name}.")
+        self._floats: dict[int, tuple[Weight, np.ndarray]] = {}
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, dtype=self.dtype)
+
+    def numpy(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.empty(shape, self.dtype)
+
+    def copy(self, values: np.ndarray) -> np.ndarray:
+        return values.copy()
+
+    def embed(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        return weight.take(ids, self.dtype)
+
+    def linear(self, x: np.ndarray, linear: Linear, layout: Layout) -> np.ndarray:
+        w = self._matrix(linear.weight)
+        y = self.empty((len(x), len(w)))
+        for block in layout.blocks:
+            rows = x[block.start : block.stop]
+            if block.size == 0:
+                for t, row in enumerate(rows, block.start):
+                    y[t] = w @ row
+            elif len(rows) == block.size:
+                y[block.start : block.stop] = rows @ w.T
+            else:
+                padded = np.zeros((block.size, x.shape[1]), self.dtype)
+                here = slice(block.offset, block.offset + len(rows))
+                padded[here] = rows
+                y[block.start : block.stop] = (padded @ w.T)[here]
+        return y if linear.bias is None else y + linear.bias
+
+    def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
+        centred = x - x.mean(axis=-1, keepdims=True)
+        variance = (centred * centred).mean(axis=-1, keepdims=True)
+        scaled = centred / np.sqrt(variance + self.dtype.type(eps)) * gain.gain
+        return scaled if gain.bias is None else scaled + gain.bias
+
+    def rms_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
+        mean_square = (x * x).mean(axis=-1, keepdims=True)
+        scaled = x / np.sqrt(mean_square + self.dtype.type(eps)) * gain.gain
+        return scaled if gain.bias is None else scaled + gain.bias
+
+    def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
+        return ACTIVATIONS[kind](x)
+
+    def rotate(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, pairing: str) -> np.ndarray:
+        dims = 2 * cosines.shape[-1]
+        if pairing == "halves":
+            first, second = slice(0, dims // 2), slice(dims // 2, dims)
+        else:
+            first, second = slice(0, dims, 2), slice(1, dims, 2)
+        turned = x.copy()
+        turned[..., first] = x[..., first] * cosines - x[..., second] * sines
+        turned[..., second] = x[..., second] * cosines + x[..., first] * sines
+        return turned
+
+    def dots(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        n_heads, n_rows, d_head = q.shape
+        grouped = q.reshape(len(k), -1, d_head)  # [H_kv, H/H_kv · R, d_head]: query heads beside their key head
+        return (grouped @ k.swapaxes(1, 2)).reshape(n_heads, n_rows, k.shape[1])
+
+    def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
+        dots *= self.dtype.type(factor)
+        return dots
+
+    def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        keys = np.arange(scores.shape[-1])
+        hidden = (keys < first[:, None]) | (keys >= last[:, None])  # [R, S]
+        scores[:, hidden] = -np.inf
+        return scores
+
+    def softmax(self, masked: np.ndarray) -> np.ndarray:
+        return softmax(masked)
+
+    def mix(self, pattern: np.ndarray, v: np.ndarray) -> np.ndarray:
+        n_heads, n_rows, n_keys = pattern.shape
+        grouped = pattern.reshape(len(v), -1, n_keys)
+        return (grouped @ v).reshape(n_heads, n_rows, v.shape[2])
+
+    def _matrix(self, weight: Weight) -> np.ndarray:
+        kept = self._floats.get(id(weight))
+        if kept is None:
+            kept = self._floats[id(weight)] = (weight, weight.dequantise(self.dtype))
+        return kept[1]

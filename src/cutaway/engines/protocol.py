@@ -1,0 +1,90 @@
+"""The engine protocol: the few array operations that the stages of the forward pass are written in.
+
+A stage says *what* is computed; an engine computes it. Arrays are the engine's own (NumPy's for `numpy` and
+`cpu`); besides these functions stages use only `+`, `*`, slicing, `reshape` and `swapaxes`, which every
+array library spells alike. Shapes are in the symbols of the design: T rows of all packed sequences, H query
+heads, H_kv key/value heads, R query rows of one attention block, S keys that it sees.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.weights import Weight
+
+Array = Any  # the engine's own array type
+
+
+@dataclass(frozen=True, eq=False)
+class Linear:
+    """A projection: a stored matrix `[d_out, d_in]` and, where the model has one, its bias `[d_out]`."""
+
+    weight: Weight
+    bias: Array | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Gain:
+    """The learned scale of a norm `[d]` and, for LayerNorm, its shift `[d]`."""
+
+    gain: Array
+    bias: Array | None = None
+
+
+class Engine(Protocol):
+    """What every engine offers. Nothing here knows a model's name."""
+
+    name: str
+    dtype: np.dtype
+
+    def array(self, values: np.ndarray) -> Array:
+        """Floats from NumPy, in the engine's own dtype and type."""
+
+    def numpy(self, values: Array) -> np.ndarray:
+        """Back to NumPy, in the engine's dtype."""
+
+    def empty(self, shape: Sequence[int]) -> Array:
+        """An array to be written into."""
+
+    def copy(self, values: Array) -> Array:
+        """A copy that later in-place work leaves alone."""
+
+    def embed(self, weight: Weight, ids: np.ndarray) -> Array:
+        """Rows of an embedding matrix: ids `[T]` → `[T, d]`."""
+
+    def linear(self, x: Array, linear: Linear, layout: Layout) -> Array:
+        """x W (+ b): `[T, d_in]` → `[T, d_out]`, each of the layout's row blocks by itself."""
+
+    def layer_norm(self, x: Array, gain: Gain, eps: float) -> Array:
+        """(x − mean) / √(variance + eps) · gain + bias over the last axis. (Ba et al. 2016)"""
+
+    def rms_norm(self, x: Array, gain: Gain, eps: float) -> Array:
+        """x / √(mean of squares + eps) · gain over the last axis. (Zhang & Sennrich 2019)"""
+
+    def activate(self, x: Array, kind: str) -> Array:
+        """The non-linearity `kind`, one of spec.ACTIVATIONS, element by element, in a new array."""
+
+    def rotate(self, x: Array, cosines: Array, sines: Array, pairing: str) -> Array:
+        """Turn pairs of coordinates of `[H, T, d_head]` by the angles of `[T, dims / 2]`; the rest passes.
+
+        pairing "halves" pairs coordinate i with i + dims/2, "adjacent" pairs 2i with 2i + 1.
+        (Su et al. 2021)
+        """
+
+    def dots(self, q: Array, k: Array) -> Array:
+        """q kᵀ: `[H, R, d_head]` with `[H_kv, S, d_head]` → `[H, R, S]`; H / H_kv queries share a key head."""
+
+    def scale(self, dots: Array, factor: float) -> Array:
+        """dots · factor, in place."""
+
+    def mask(self, scores: Array, first: np.ndarray, last: np.ndarray) -> Array:
+        """Set to −∞, in place, every key outside `first[r] <= key < last[r]` of query row r."""
+
+    def softmax(self, masked: Array) -> Array:
+        """Rows to weights that sum to 1, in place; −∞ becomes exactly 0."""
+
+    def mix(self, pattern: Array, v: Array) -> Array:
+        """pattern v: `[H, R, S]` with `[H_kv, S, d_head]` → `[H, R, d_head]`."""

@@ -1,0 +1,260 @@
+"""The address of every intermediate of the forward pass, and the tap through which a stage shows it.
+
+A point has a name, a shape in symbols, a meaning and a reason; `layers.3.attn.pattern` is the pattern of
+layer 3. Symbols: V vocabulary, d model width, H query heads, H_kv key/value heads, T tokens, S keys seen
+(T, where nothing is cached).
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from cutaway.errors import CutawayError
+from cutaway.spec import ModelSpec
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class PointInfo:
+    """What stands at a point: symbolic shape, what it is, why it is there, and the chapter that explains it."""
+
+    shape: tuple[str, ...]
+    meaning: str
+    reason: str
+    chapter: str
+
+
+_STREAM = ("T", "d")
+_SCORES = ("H", "T", "S")
+
+POINTS: dict[str, PointInfo] = {
+    "tokens": PointInfo(("T",), "the ids of the tokens", "a token id is a name, a row number of the embedding", "2"),
+    "embed.tokens": PointInfo(
+        _STREAM,
+        "one row of the embedding matrix per token",
+        "turns a name into numbers that can be computed with",
+        "4",
+    ),
+    "embed.positions": PointInfo(
+        _STREAM,
+        "the position vector of each token",
+        "attention alone cannot tell one order from another",
+        "10.4",
+    ),
+    "embed.norm": PointInfo(
+        _STREAM,
+        "token and position vectors together, normed",
+        "gives the first layer rows of a standard size",
+        "12.2",
+    ),
+    "embed.out": PointInfo(_STREAM, "the first residual stream", "what the layers read and add to", "4"),
+    "resid_pre": PointInfo(_STREAM, "the residual stream that enters the layer", "carries all layers so far", "12.1"),
+    "attn.norm": PointInfo(
+        _STREAM, "the stream, normed, as attention reads it", "keeps every depth on one scale", "12.2"
+    ),
+    "attn.q": PointInfo(("H", "T", "d_head"), "queries: what each token looks for", "one side of the match", "7.2"),
+    "attn.k": PointInfo(("H_kv", "T", "d_head"), "keys: what each token offers", "the other side of the match", "7.2"),
+    "attn.v": PointInfo(
+        ("H_kv", "T", "d_head"), "values: what each token passes on", "the payload of attention", "7.2"
+    ),
+    "attn.q_rot": PointInfo(
+        ("H", "T", "d_head"),
+        "queries turned by their position",
+        "makes q·k depend on the distance t − s",
+        "10.4",
+    ),
+    "attn.k_rot": PointInfo(
+        ("H_kv", "T", "d_head"),
+        "keys turned by their position",
+        "makes q·k depend on the distance t − s",
+        "10.4",
+    ),
+    "attn.dots": PointInfo(_SCORES, "QKᵀ: every query against every key", "how well each pair matches", "7.3"),
+    "attn.scores": PointInfo(_SCORES, "the dot products times 1/√d_head", "keeps the softmax from saturating", "7.4"),
+    "attn.masked": PointInfo(_SCORES, "the scores with −∞ on what may not be seen", "no token reads its future", "8.2"),
+    "attn.pattern": PointInfo(_SCORES, "softmax of each row: who listens to whom", "weights that sum to 1", "7.3"),
+    "attn.z": PointInfo(
+        ("H", "T", "d_head"), "each head's mix of values", "what the head carries to each token", "7.3"
+    ),
+    "attn.head_out": PointInfo(
+        ("H", "T", "d"),
+        "each head's part of the output, through its slice of W_O",
+        "tells the heads apart",
+        "9.1",
+    ),
+    "attn.raw": PointInfo(_STREAM, "the heads joined by W_O", "mixes what the heads found", "9.1"),
+    "attn.out": PointInfo(_STREAM, "what attention adds to the stream", "attention gathers", "12.1"),
+    "attn.sum": PointInfo(_STREAM, "stream plus attention, before the norm", "post-norm models norm the sum", "12.2"),
+    "resid_mid": PointInfo(_STREAM, "the stream between attention and feed-forward", "what the FFN reads", "12.3"),
+    "mlp.norm": PointInfo(_STREAM, "the stream, normed, as the FFN reads it", "keeps every depth on one scale", "12.2"),
+    "mlp.gate": PointInfo(("T", "d_ff"), "the gate's projection", "decides how much of each neuron passes", "13.5"),
+    "mlp.up": PointInfo(("T", "d_ff"), "the projection up to the wide layer", "the keys of a per-token memory", "11.3"),
+    "mlp.act": PointInfo(
+        ("T", "d_ff"), "the neurons, as the down projection reads them", "which memories fire", "11.3"
+    ),
+    "mlp.raw": PointInfo(_STREAM, "the projection back down", "blends what the neurons stand for", "11.3"),
+    "mlp.out": PointInfo(_STREAM, "what the feed-forward adds to the stream", "the feed-forward processes", "12.1"),
+    "mlp.sum": PointInfo(_STREAM, "stream plus feed-forward, before the norm", "post-norm models norm the sum", "12.2"),
+    "resid_post": PointInfo(_STREAM, "the residual stream that leaves the layer", "the next layer reads it", "12.3"),
+    "final.norm": PointInfo(_STREAM, "the last stream, normed", "what the head reads", "13.1"),
+    "logits": PointInfo(("T", "V"), "one score per vocabulary entry", "the next token's odds, before softmax", "13.1"),
+}
+
+GLOBAL_FIRST = ("tokens", "embed.tokens", "embed.positions", "embed.norm", "embed.out")
+GLOBAL_LAST = ("final.norm", "logits")
+IN_LAYER = tuple(name for name in POINTS if name not in GLOBAL_FIRST + GLOBAL_LAST)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One address: a name and, for what stands in a layer, its layer. `str(point)` is `layers.3.attn.pattern`."""
+
+    name: str
+    layer: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.layer is None else f"layers.{self.layer}.{self.name}"
+
+    @property
+    def info(self) -> PointInfo:
+        return POINTS[self.name]
+
+
+class Tap(Protocol):
+    """How a stage shows a value, and may be handed another to go on with.
+
+    `tap(name, value)` returns what the stage continues with: the value itself, unless someone edits it.
+    `tap.rows(name, value, segment, start)` does the same for a block of query rows of a `[H, R, S]` point,
+    whose first row is row `start` of its segment. `tap.at(i)` is the tap of layer i.
+    """
+
+    def __call__(self, name: str, value: Array) -> Array: ...
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array: ...
+
+    def at(self, layer: int) -> "Tap": ...
+
+
+class Unwatched:
+    """The tap of a pass that nobody looks at."""
+
+    def __call__(self, name: str, value: Array) -> Array:
+        return value
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        return value
+
+    def at(self, layer: int) -> "Unwatched":
+        return self
+
+
+def layer_names(spec: ModelSpec, layer: int) -> list[str]:
+    """The points that layer `layer` of this spec has, in the order of the pass."""
+    what = spec.layers[layer]
+    absent = {
+        "attn.q_rot": what.attention.rotary is None,
+        "attn.k_rot": what.attention.rotary is None,
+        "attn.norm": what.norm is None or what.placement == "post",
+        "mlp.norm": what.norm is None or what.placement == "post",
+        "attn.sum": what.norm is None or what.placement == "pre",
+        "mlp.sum": what.norm is None or what.placement == "pre",
+        "mlp.gate": not what.feed_forward.gated,
+    }
+    return [name for name in IN_LAYER if not absent.get(name, False)]
+
+
+def points_of(spec: ModelSpec) -> list[Point]:
+    """Every point that a model of this spec has, in the order of the pass."""
+    absent = {
+        "embed.positions": spec.positions is None,
+        "embed.norm": spec.embed_norm is None,
+        "final.norm": spec.final_norm is None,
+    }
+    first = [Point(name) for name in GLOBAL_FIRST if not absent.get(name, False)]
+    inside = [Point(name, i) for i in range(spec.n_layers) for name in layer_names(spec, i)]
+    return first + inside + [Point(name) for name in GLOBAL_LAST if not absent.get(name, False)]
+
+
+def find_points(patterns: Iterable[str | Point], spec: ModelSpec) -> list[Point]:
+    """The points that the patterns name, in the order of the pass, each once.
+
+    A pattern is an address (`layers.3.attn.pattern`; `layers.-1.…` counts from the end), may hold `*`
+    (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`). Raises CutawayError for a
+    pattern that names nothing, with the closest points and, where the spec is why, the reason.
+    """
+    if isinstance(patterns, str | Point):
+        patterns = [patterns]
+    available = points_of(spec)
+    chosen: set[Point] = set()
+    for pattern in patterns:
+        found = _matches(str(pattern), available, spec.n_layers)
+        if not found:
+            raise CutawayError(_nothing_matches(str(pattern), available, spec))
+        chosen.update(found)
+    return [point for point in available if point in chosen]
+
+
+def parse_point(text: str | Point, spec: ModelSpec) -> Point:
+    """The one point at this address. Raises CutawayError as `find_points` does, and where several match."""
+    found = find_points([text], spec)
+    if len(found) > 1:
+        raise CutawayError(f"{str(text)!r} names {len(found)} points ({found[0]}, {found[1]}, …); name one of them.")
+    return found[0]
+
+
+def _matches(pattern: str, available: list[Point], n_layers: int) -> list[Point]:
+    layered = re.fullmatch(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)", pattern)
+    if layered is None:
+        return [point for point in available if fnmatchcase(str(point), pattern)]
+    which, name = layered.groups()
+    if which == "*":
+        layers = range(n_layers)
+    elif ":" in which:
+        start, stop = (int(end) if end else None for end in which.split(":"))
+        layers = range(n_layers)[start:stop]
+    else:
+        index = int(which)
+        layers = range(n_layers)[index:][:1] if -n_layers <= index < n_layers else range(0)
+    return [p for p in available if p.layer is not None and p.layer in layers and fnmatchcase(p.name, name)]
+
+
+def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> str:
+    layer = re.match(r"layers\.(-?\d+)\.", pattern)
+    if layer and not -spec.n_layers <= int(layer[1]) < spec.n_layers:
+        return f"No point {pattern!r}: {spec.name} has layers 0 to {spec.n_layers - 1}."
+    name = re.sub(r"^layers\.[^.]*\.", "", pattern)
+    if name in POINTS:
+        if name in IN_LAYER and name == pattern:
+            return f"{name!r} stands in every layer: say which, as in 'layers.0.{name}' or 'layers.*.{name}'."
+        reason = _why_absent(name, spec)
+        if reason:
+            return f"No point {pattern!r}: {reason}."
+    names = {str(point): None for point in available}
+    close = get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names)[:3]
+    return f"No point {pattern!r} in {spec.name}; the closest are {', '.join(close)}."
+
+
+def _why_absent(name: str, spec: ModelSpec) -> str | None:
+    positions = f"{spec.positions.kind} positions" if spec.positions is not None else "no positions in its attention"
+    pre_norm_only = (
+        "has its norms after the sum"
+        if spec.same_in_all_layers("placement") == "post"
+        else "has no norms in its layers"
+    )
+    reasons = {
+        "attn.q_rot": f"{spec.name} has {positions}, nothing turns its queries",
+        "attn.k_rot": f"{spec.name} has {positions}, nothing turns its keys",
+        "embed.positions": f"{spec.name} adds no positions to its embedding",
+        "embed.norm": f"{spec.name} has no norm after its embedding",
+        "final.norm": f"{spec.name} has no final norm; its head reads layers.{spec.n_layers - 1}.resid_post",
+        "mlp.gate": f"the feed-forward of {spec.name} has no gate",
+        "attn.norm": f"{spec.name} {pre_norm_only}",
+        "mlp.norm": f"{spec.name} {pre_norm_only}",
+        "attn.sum": f"only post-norm models have it, and {spec.name} is none",
+        "mlp.sum": f"only post-norm models have it, and {spec.name} is none",
+    }
+    return reasons.get(name)
