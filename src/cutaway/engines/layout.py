@@ -6,7 +6,7 @@ of its *own* positions, each block padded full and multiplied by itself. What is
 row by row, in one fixed order whatever stands beside it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -71,9 +71,10 @@ def row_blocks(segment: Segment, largest: int = CHUNK) -> Iterator[RowBlock]:
 
 @dataclass(frozen=True)
 class Layout:
-    """The segments of a pass, in the order of their rows."""
+    """The segments of a pass in the order of their rows, and the blocks that products with a weight are cut in."""
 
     segments: tuple[Segment, ...]
+    blocks: tuple[RowBlock, ...]
 
     @classmethod
     def of(cls, lengths: Iterable[int], positions: Iterable[int] | None = None) -> "Layout":
@@ -81,12 +82,11 @@ class Layout:
         lengths = list(lengths)
         starts = np.cumsum([0, *lengths])[:-1].tolist()
         firsts = list(positions) if positions is not None else [0] * len(lengths)
-        return cls(
-            tuple(
-                Segment(start, length, first, slot)
-                for slot, (start, length, first) in enumerate(zip(starts, lengths, firsts, strict=True))
-            )
+        segments = tuple(
+            Segment(start, length, first, slot)
+            for slot, (start, length, first) in enumerate(zip(starts, lengths, firsts, strict=True))
         )
+        return cls(segments, tuple(block for segment in segments for block in row_blocks(segment)))
 
     @property
     def rows(self) -> int:
@@ -98,7 +98,25 @@ class Layout:
         """The position of every row in its own sequence, `int64 [T]`."""
         return np.concatenate([np.arange(s.position, s.end) for s in self.segments])
 
-    @cached_property
-    def blocks(self) -> tuple[RowBlock, ...]:
-        """How products with a weight are cut."""
-        return tuple(block for segment in self.segments for block in row_blocks(segment))
+    @property
+    def last_rows(self) -> list[int]:
+        """The last row of each sequence: the one that predicts what comes next."""
+        return [segment.stop - 1 for segment in self.segments]
+
+    def only(self, rows: Sequence[int]) -> "Layout":
+        """How these rows alone are multiplied so that they come out as they would among all the others.
+
+        `rows` ascend. Each keeps its place in a block of at most BLOCK rows, whoever is left out around it;
+        what is multiplied is `x[rows]`.
+        """
+        asked, blocks, at = set(rows), [], 0
+        for block in (block for segment in self.segments for block in row_blocks(segment, BLOCK)):
+            run: list[int] = []
+            for row in range(block.start, block.stop + 1):
+                if row < block.stop and row in asked:
+                    run.append(row)
+                elif run:
+                    offset = block.offset + run[0] - block.start if block.size else 0
+                    blocks.append(RowBlock(at, at + len(run), offset, block.size))
+                    at, run = at + len(run), []
+        return Layout((), tuple(blocks))

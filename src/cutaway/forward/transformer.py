@@ -1,0 +1,54 @@
+"""The complete forward pass: ids in, one row of logits per asked position out (chapters 2 and 3)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Array, Engine
+from cutaway.forward.block import block
+from cutaway.forward.cache import KVCache
+from cutaway.forward.embedding import embedding
+from cutaway.forward.head import final_norm, logits
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.run import Run
+from cutaway.points import Tap, Unwatched
+from cutaway.spec import ModelSpec
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What a forward pass leaves: the stream that the head reads `[T, d]`, and the logits `[rows asked, V]`."""
+
+    layout: Layout
+    final: Array
+    logits: Array
+
+
+def transformer(
+    engine: Engine,
+    spec: ModelSpec,
+    parameters: Parameters,
+    sequences: Sequence[np.ndarray],
+    *,
+    caches: Sequence[KVCache] | None = None,
+    tap: Tap | None = None,
+    rows: Iterable[int] | None = None,
+) -> Pass:
+    """Run the model over one or more sequences of ids, packed one after another, never padded.
+
+    With `caches`, one per sequence, each sequence goes on where its cache ends. `rows` are the packed rows
+    whose logits are worked out, ascending: by default the last row of each sequence.
+    """
+    tap = tap if tap is not None else Unwatched()
+    layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])
+    run = Run.of(engine, spec, layout, caches)
+    x = embedding(run, spec, parameters, np.concatenate(sequences), tap)
+    for i, layer in enumerate(spec.layers):
+        x = block(run, layer, parameters.layers[i], x, i, tap.at(i))
+    for cache, segment in zip(caches or (), layout.segments, strict=False):
+        cache.advance(segment.length)
+    x = final_norm(engine, spec, parameters, x, tap)
+    asked = layout.last_rows if rows is None else list(rows)
+    return Pass(layout, x, tap("logits", logits(engine, parameters, x, layout, asked)))
