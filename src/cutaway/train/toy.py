@@ -34,31 +34,20 @@ import numpy as np
 from cutaway.data import TOY_TOKENS
 from cutaway.errors import CutawayError
 from cutaway.progress import progress
+from cutaway.spec import parameter_shapes
+from cutaway.spec.catalog import catalog_spec
 from cutaway.train.toy_language import encode, prefix_targets
 
 if TYPE_CHECKING:
     import torch
 
-D_MODEL, N_LAYERS, N_HEADS, D_FF, N_MAX = 6, 3, 2, 24, 128
-D_HEAD = D_MODEL // N_HEADS
-VOCAB_SIZE = len(TOY_TOKENS)
+D_MODEL, N_LAYERS, N_HEADS, D_HEAD = 6, 3, 2, 3
 NORM_EPS = 1e-5
 LEARNING_RATE = 0.01
 
-LAYER_SHAPES: dict[str, tuple[int, ...]] = {
-    "attn.norm.gain": (D_MODEL,),
-    "attn.norm.bias": (D_MODEL,),
-    "attn.q.weight": (D_MODEL, D_MODEL),  # rows h*3:(h+1)*3 belong to head h; so in k and v
-    "attn.k.weight": (D_MODEL, D_MODEL),
-    "attn.v.weight": (D_MODEL, D_MODEL),
-    "attn.o.weight": (D_MODEL, D_MODEL),
-    "mlp.norm.gain": (D_MODEL,),
-    "mlp.norm.bias": (D_MODEL,),
-    "mlp.up.weight": (D_FF, D_MODEL),
-    "mlp.up.bias": (D_FF,),
-    "mlp.down.weight": (D_MODEL, D_FF),
-    "mlp.down.bias": (D_MODEL,),
-}
+# Names and shapes come from the same table that loads the file again; a matrix has one row per output.
+SHAPES = parameter_shapes(catalog_spec("toy"))
+LAYER_NAMES = [name.removeprefix("layers.0.") for name in SHAPES if name.startswith("layers.0.")]
 
 
 @dataclass(frozen=True)
@@ -83,23 +72,12 @@ def import_torch() -> Any:
     return torch
 
 
-def parameter_shapes() -> dict[str, tuple[int, ...]]:
-    """Every parameter's name and shape, in the order of the pass; matrices have one row per output."""
-    shapes: dict[str, tuple[int, ...]] = {
-        "embed.tokens": (VOCAB_SIZE, D_MODEL),
-        "embed.positions": (N_MAX, D_MODEL),
-    }
-    for i in range(N_LAYERS):
-        shapes |= {f"layers.{i}.{name}": shape for name, shape in LAYER_SHAPES.items()}
-    return shapes
-
-
 def initial_weights(seed: int) -> "dict[str, torch.Tensor]":
     """Where the training starts: gains 1, biases 0, tables and matrices small and random. float64."""
     torch = import_torch()
     generator = torch.Generator().manual_seed(seed)
     weights = {}
-    for name, shape in parameter_shapes().items():
+    for name, shape in SHAPES.items():
         if name.endswith("gain"):
             weights[name] = torch.ones(shape, dtype=torch.float64)
         elif name.endswith("bias"):
@@ -119,9 +97,9 @@ def logits(weights: "Mapping[str, torch.Tensor]", ids: "torch.Tensor") -> "torch
     future = torch.ones(length, length, dtype=torch.bool).triu(1)
     x = weights["embed.tokens"][ids] + weights["embed.positions"][:length]  # [B, T, d]
     for i in range(N_LAYERS):
-        w = {name: weights[f"layers.{i}.{name}"] for name in LAYER_SHAPES}
+        w = {name: weights[f"layers.{i}.{name}"] for name in LAYER_NAMES}
         normed = functional.layer_norm(x, (D_MODEL,), w["attn.norm.gain"], w["attn.norm.bias"], NORM_EPS)
-        # One product for all heads, cut into heads of 3: each [B, H, T, d_head].
+        # One product for both heads, cut in two (rows h*3:(h+1)*3 are head h): each [B, H, T, d_head].
         parts = (normed @ w[f"attn.{part}.weight"].T for part in "qkv")
         q, k, v = (part.view(batch, length, N_HEADS, D_HEAD).transpose(1, 2) for part in parts)
         scores = (q @ k.transpose(2, 3) / math.sqrt(D_HEAD)).masked_fill(future, -math.inf)  # [B, H, T, T]
