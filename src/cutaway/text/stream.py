@@ -1,0 +1,38 @@
+"""Text that arrives token by token, cut only between whole characters."""
+
+import codecs
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cutaway.text.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Turns ids into text as they come; made by `Tokenizer.stream`.
+
+    A character whose bytes are spread over several tokens comes out with the last of them. All pieces
+    together, the `flush` at the end included, are exactly `Tokenizer.decode` of all ids.
+    """
+
+    def __init__(self, tokenizer: "Tokenizer", *, after: Sequence[int] = (), skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._at_start = True
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for id in after:
+            self.push(id)
+        self._decoder.reset()  # the text before is not ours to give out, a half character of it least of all
+
+    def push(self, id: int) -> str:
+        """The whole characters that this token completes, "" while a character is still open."""
+        contribution, self._at_start = self._tokenizer.contribution(
+            id, at_start=self._at_start, skip_special=self._skip_special
+        )
+        return self._decoder.decode(contribution)
+
+    def flush(self) -> str:
+        """What is left at the end: "", or one "\\ufffd" where the last character was never completed."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
