@@ -1,0 +1,31 @@
+"""Cutaway: see inside a transformer while it runs.
+
+    import cutaway
+    model = cutaway.load("smollm2-135m")
+    trace = model.trace("the cat sat on it")
+    trace["layers.3.attn.pattern"]
+    trace.next_tokens(10)
+
+What is heavy is imported when it is first used, so that `import cutaway` is quick.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from cutaway.errors import CutawayError
+
+if TYPE_CHECKING:
+    from cutaway.model import Model, load
+    from cutaway.trace import Trace
+
+__version__ = "0.1.0"
+__all__ = ["CutawayError", "Model", "Trace", "__version__", "load"]
+
+_HOMES = {"load": "cutaway.model", "Model": "cutaway.model", "Trace": "cutaway.trace"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        from importlib import import_module
+
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'cutaway' has no attribute {name!r}")

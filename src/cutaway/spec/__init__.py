@@ -3,6 +3,7 @@
 from cutaway.spec.count import Count
 from cutaway.spec.model import (
     ACTIVATIONS,
+    Activation,
     AttentionSpec,
     FeedForwardSpec,
     LayerSpec,
@@ -16,6 +17,7 @@ from cutaway.spec.parameters import parameter_shapes
 
 __all__ = [
     "ACTIVATIONS",
+    "Activation",
     "AttentionSpec",
     "Count",
     "FeedForwardSpec",

@@ -1,0 +1,94 @@
+"""Reading a configuration strictly: every key is used, known to change nothing, or refused by its name."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from cutaway.errors import CutawayError
+
+T = TypeVar("T")
+
+# Keys of Hugging Face configurations that say nothing about the computation of a pass: bookkeeping, training
+# and generation settings, labels of tasks.
+HARMLESS = frozenset(
+    """
+    _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
+    attn_pdrop auto_map bad_words_ids begin_suppress_tokens bos_token_id chunk_size_feed_forward
+    classifier_dropout cross_attention_hidden_size decoder_start_token_id diversity_penalty do_sample dtype
+    early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty
+    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout id2label
+    initializer_range keys_to_ignore_at_inference label2id length_penalty max_length min_length model_type
+    no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_scores pad_token_id prefix problem_type pruned_heads
+    remove_invalid_values repetition_penalty resid_pdrop return_dict return_dict_in_generate
+    sep_token_id summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    suppress_tokens task_specific_params temperature tf_legacy_loss tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unsloth_version use_bfloat16 use_cache
+    """.split()  # noqa: SIM905  (a page of names reads better without quotes)
+)
+
+
+class Config:
+    """A configuration that remembers what was read of it.
+
+    `where` names it in messages ("config.json of …", "the metadata of …").
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.where = where
+        self._values = values
+        self._read: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return self._values.get(key) is not None
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value at `key`, which must be of this kind; `default`, where one is given, if the key is absent."""
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is None:
+            if default is None:
+                raise CutawayError(f"{self.where} lacks {key!r}, which this architecture needs.")
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise CutawayError(
+                f"{key!r} is {value!r} in {self.where}; it must be {'a number' if kind is float else _a(kind)}."
+            )
+        return value
+
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        """The value at `key`, or None where it is absent or null."""
+        self._read.add(key)
+        return self.get(key, kind) if key in self else None
+
+    def only(self, key: str, *allowed: object, why: str = "") -> None:
+        """Refuse any value of `key` but these; an absent or null key is always allowed."""
+        self._read.add(key)
+        value = self._values.get(key)
+        if value is not None and value not in allowed:
+            right = " or ".join(repr(a) for a in allowed) or "absent"
+            raise CutawayError(
+                f"{key!r} is {value!r} in {self.where}; only {right} can be computed{why and f': {why}'}."
+            )
+
+    def refuse_unread(self, harmless: Iterable[str] = ()) -> None:
+        """Refuse the configuration if it holds a key that was neither read nor is known to change nothing."""
+        unread = [k for k in self._values if k not in self._read and k not in HARMLESS and k not in harmless]
+        if unread:
+            keys = ", ".join(repr(key) for key in unread)
+            raise CutawayError(
+                f"{self.where} has {keys}, which Cutaway does not know: it may change what the model computes, "
+                "so the checkpoint is refused rather than computed wrongly."
+            )
+
+
+def _a(kind: type) -> str:
+    return {int: "a whole number", str: "a text", bool: "true or false", dict: "an object", list: "a list"}[kind]
+
+
+def decimal(value: float) -> float:
+    """A float32 out of a file as the decimal number that was meant: 9.999999747e-06 is 1e-5."""
+    return float(str(np.float32(value)))

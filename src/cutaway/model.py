@@ -1,0 +1,231 @@
+"""The one object that people hold: a loaded model, to trace and to generate with. It only joins the rooms below."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cutaway.checkpoints.load import Checkpoint, load_checkpoint
+from cutaway.checkpoints.sources import locate
+from cutaway.engines import make_engine
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Engine
+from cutaway.errors import CutawayError
+from cutaway.forward.cache import KVCache
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.transformer import transformer
+from cutaway.generate import Generation, Limits, Sampling, Step, finished, loop
+from cutaway.points import Point, points_of
+from cutaway.spec import ModelSpec
+from cutaway.text.tokenizer import Tokenizer
+from cutaway.trace import Prompt, Trace
+from cutaway.trace.finite import first_nonfinite
+from cutaway.trace.plan import Plan, make_plan
+from cutaway.trace.recorder import Recorder
+from cutaway.trace.verify import Check, verify
+
+VERIFIED_TOKENS = 90  # one whole block of rows, one that is padded
+PromptLike = str | Sequence[int] | np.ndarray
+
+
+def load(source: str | Path = "smollm2-135m", engine: str = "auto", dtype: str | None = None) -> "Model":
+    """Load a model by name, by path (a GGUF file, or a folder with config.json and safetensors), or "hf:owner/name".
+
+    `engine` is "auto", "cpu" or "numpy"; `dtype` "float32" or, on the numpy engine, "float64". Raises
+    CutawayError for what cannot be found, read, or computed, and says why.
+    """
+    chosen = make_engine(engine, dtype)
+    return Model(load_checkpoint(locate(source)), chosen)
+
+
+class Model:
+    """A spec, its weights, a tokenizer and an engine. Safe to use from several threads at once."""
+
+    def __init__(self, checkpoint: Checkpoint, engine: Engine) -> None:
+        self.spec: ModelSpec = checkpoint.spec
+        self.engine = engine
+        self.origin = checkpoint.location.origin
+        self.path = checkpoint.location.path
+        self.parameters = Parameters(self.spec, checkpoint.weights, engine)
+        self._tokenizer = checkpoint.tokenizer
+
+    def __repr__(self) -> str:
+        return f"<Model {self.spec.name}: {self.spec.count().total:,} parameters, {self.engine.name} engine>"
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Text ↔ ids. Raises CutawayError where the checkpoint came without one."""
+        if self._tokenizer is None:
+            raise CutawayError(
+                f"{self.spec.name} came without a tokenizer; give the prompt as a list of token ids, or put a "
+                "tokenizer.json beside its weights."
+            )
+        return self._tokenizer
+
+    @property
+    def points(self) -> list[str]:
+        """Every address that this model has, in the order of the pass."""
+        return [str(point) for point in points_of(self.spec)]
+
+    def trace(
+        self,
+        prompt: PromptLike,
+        points: Iterable[str | Point] | None = None,
+        positions: Sequence[int] | None = None,
+    ) -> Trace:
+        """Run the forward pass over `prompt` (text or ids) and keep what was asked for.
+
+        `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"); None keeps the
+        summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
+        Raises CutawayError for an empty or too long prompt, an id outside the vocabulary, an unknown point.
+        """
+        trace, _ = self._traced(self._prompt(prompt), make_plan(self.spec, points), None, positions)
+        return trace
+
+    def generate(
+        self,
+        prompt: PromptLike,
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        points: Iterable[str | Point] = (),
+    ) -> Generation:
+        """Continue `prompt` and return the whole response; the settings are those of `stream`."""
+        sampling = Sampling(temperature, top_k, top_p, min_p)
+        ids = self._prompt(prompt).ids
+        steps = self._steps(ids, max_tokens, sampling, seed, stop, points)
+        return finished(ids, steps, keep_steps=bool(points))
+
+    def stream(
+        self,
+        prompt: PromptLike,
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        points: Iterable[str | Point] = (),
+    ) -> Iterator[Step]:
+        """Continue `prompt` token by token; each step holds the token, the text that may be shown, its log-probability.
+
+        By default tokens are drawn from the model's own distribution; `temperature` 0 always takes the
+        likeliest. `seed` makes the draws repeatable. It ends after `max_tokens`, at the model's own end token, at
+        any of the `stop` strings (left out of the text), or where learned positions end. With `points`, each
+        `step.trace` holds the rows that the step's pass computed. Wrong settings raise CutawayError at the call.
+        """
+        sampling = Sampling(temperature, top_k, top_p, min_p)
+        return self._steps(self._prompt(prompt).ids, max_tokens, sampling, seed, stop, points)
+
+    def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
+        """Check the identities that hold of every pass, on this model; one result after another."""
+        ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
+        return verify(self.engine, self.spec, self.parameters, ids)
+
+    def _steps(
+        self,
+        ids: Sequence[int],
+        max_tokens: int,
+        sampling: Sampling,
+        seed: int | None,
+        stop: Sequence[str],
+        points: Iterable[str | Point],
+    ) -> Iterator[Step]:
+        if max_tokens < 1:
+            raise CutawayError(f"max_tokens is {max_tokens}; at least 1 token must be asked for.")
+        if seed is not None and seed < 0:
+            raise CutawayError(f"The seed is {seed}; it must be 0 or a positive whole number.")
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if stops and self._tokenizer is None:
+            raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")
+        plan = make_plan(self.spec, points, stored=True) if points else None
+        cache = KVCache(self.spec, self.engine)
+
+        def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
+            prompt = Prompt(tuple(pending), self._pieces(pending), "")
+            if plan is not None:
+                trace, logits = self._traced(prompt, plan, cache, None)
+                return logits, trace
+            return self._last_logits(prompt.ids, cache), None
+
+        stop_ids = self._tokenizer.stop_ids if self._tokenizer is not None else frozenset[int]()
+        limits = Limits(max_tokens, self.spec.n_max, stop_ids, stops)
+        return loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
+
+    def _last_logits(self, ids: Sequence[int], cache: KVCache | None) -> np.ndarray:
+        ran = transformer(
+            self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=None if cache is None else [cache]
+        )
+        return self._checked(self.engine.numpy(ran.logits)[-1], ids)
+
+    def _traced(
+        self, prompt: Prompt, plan: Plan, cache: KVCache | None, positions: Sequence[int] | None
+    ) -> tuple[Trace, np.ndarray]:
+        ids = np.asarray(prompt.ids)
+        layout = Layout.of([len(ids)], None if cache is None else [cache.length])
+        recorder = Recorder(self.engine, layout, plan.kept)
+        caches = None if cache is None else [cache]
+        ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder)
+        last = self._checked(self.engine.numpy(ran.logits)[-1], prompt.ids)
+        piece = self._tokenizer.piece if self._tokenizer is not None else None
+        trace = Trace(
+            self.engine, self.spec, self.parameters, prompt, plan, layout, recorder.kept, last, positions, piece
+        )
+        return trace, last
+
+    def _checked(self, logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+        if not np.isfinite(logits).all():
+            where = first_nonfinite(self.engine, self.spec, self.parameters, ids)
+            raise CutawayError(f"{self.spec.name} computes no usable logits: {where}")
+        return logits
+
+    def _prompt(self, prompt: PromptLike) -> Prompt:
+        """Ids, pieces and what was added; refuses what cannot be run."""
+        if isinstance(prompt, str):
+            encoding = self.tokenizer.explain(prompt)
+            ids, added, text = encoding.ids, encoding.reason, prompt
+            if not prompt or not ids:
+                raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
+        else:
+            ids, added, text = _ids(prompt), "Nothing was added: the prompt was given as ids.", None
+            if not ids:
+                raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.spec.vocab_size:
+                raise CutawayError(
+                    f"Token id {token} at position {position} is outside the vocabulary of {self.spec.name}, "
+                    f"which has ids 0 to {self.spec.vocab_size - 1}."
+                )
+        if self.spec.n_max is not None and len(ids) > self.spec.n_max:
+            raise CutawayError(
+                f"The prompt has {len(ids)} tokens, but {self.spec.name} has learned positions for {self.spec.n_max} "
+                "only: there is no row to look up for the rest. Shorten the prompt."
+            )
+        return Prompt(tuple(ids), self._pieces(ids), added, text)
+
+    def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        if self._tokenizer is None:
+            return tuple(str(token) for token in ids)
+        known = self._tokenizer.vocab_size
+        return tuple(self._tokenizer.piece(t) if t < known else f"<{t}>" for t in ids)
+
+
+def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
+    array = np.asarray(prompt)
+    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
+        raise CutawayError(
+            f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__} of {array.dtype}, "
+            f"shape {list(array.shape)}."
+        )
+    return [int(token) for token in array]
+
+
+def _verification_ids(spec: ModelSpec) -> tuple[int, ...]:
+    """A fixed run of ids, long enough for full blocks and left-over rows."""
+    length = min(VERIFIED_TOKENS, spec.n_max or VERIFIED_TOKENS)
+    return tuple((7 * i * i + 3 * i) % spec.vocab_size for i in range(length))

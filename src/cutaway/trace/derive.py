@@ -1,0 +1,42 @@
+"""Working out a point from the stored ones, with the very functions of the pass, so that the bits are the same."""
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Array, Engine
+from cutaway.forward.attention import head_outputs, pattern_blocks
+from cutaway.forward.head import logits
+from cutaway.forward.parameters import Parameters
+from cutaway.points import Point
+from cutaway.spec import ModelSpec
+from cutaway.trace.recorder import Recorder
+
+_WHOLE = ("attn.dots", "attn.scores")  # defined for every pair of tokens, seen or not
+
+
+def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k: Array) -> Array:
+    """`attn.dots`, `.scores`, `.masked` or `.pattern` of one sequence, `[H, T, T]`, from its q and k.
+
+    A causal pass does not compare a block's queries with keys that none of them may see; those cells of
+    `dots` and `scores` are filled in here in the same way, `masked` has −∞ there and `pattern` 0.
+    """
+    layer = point.layer or 0
+    attention = spec.layers[layer].attention
+    layout = Layout.of([q.shape[1]])
+    recorder = Recorder(engine, layout, [point])
+    for rows, pattern in pattern_blocks(engine, attention, q, k, layout.segments[0], 0, recorder.at(layer)):
+        seen = pattern.shape[-1]
+        if point.name in _WHOLE and seen < k.shape[1]:
+            rest = engine.dots(q[:, rows], k[:, seen:])
+            if point.name == "attn.scores":
+                rest = engine.scale(rest, attention.score_scale)
+            recorder.kept[point][0][:, rows, seen:] = rest
+    return recorder.kept[point][0]
+
+
+def head_out_point(engine: Engine, parameters: Parameters, point: Point, z: Array, layout: Layout) -> Array:
+    """`attn.head_out` `[H, T, d]` from the heads' mixes."""
+    return head_outputs(engine, parameters.layers[point.layer or 0], z, layout)
+
+
+def logits_point(engine: Engine, parameters: Parameters, final: Array, layout: Layout) -> Array:
+    """`logits` at every position, `[T, V]`, from what the head reads."""
+    return logits(engine, parameters, final, layout, range(layout.rows))

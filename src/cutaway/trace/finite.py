@@ -1,0 +1,64 @@
+"""Where a number first stopped being one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cutaway.engines.protocol import Array, Engine
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.transformer import transformer
+from cutaway.points import Point
+from cutaway.spec import ModelSpec
+
+
+class _Found(Exception):
+    """Ends the pass at the first value that is not finite."""
+
+
+class _Finder:
+    """A tap that stops the pass where a NaN (or, outside the mask, an infinity) first appears."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._layer: int | None = None
+
+    def __call__(self, name: str, value: Array) -> Array:
+        if name != "tokens":
+            self._check(name, self._engine.numpy(value))
+        return value
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        self._check(name, self._engine.numpy(value))
+        return value
+
+    def at(self, layer: int) -> "_Finder":
+        self._layer = layer
+        return self
+
+    def _check(self, name: str, value: np.ndarray) -> None:
+        bad = np.isnan(value) if name == "attn.masked" else ~np.isfinite(value)
+        if bad.any():
+            index = np.unravel_index(int(np.argmax(bad)), value.shape)
+            layer = None if name in ("final.norm", "logits") else self._layer
+            raise _Found(Point(name, layer), value[index], [int(i) for i in index])
+
+
+def first_nonfinite(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> str:
+    """Run the pass again and say, in one sentence, at which point the numbers first broke, and through which weight."""
+    try:
+        transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine))
+    except _Found as found:
+        point, value, index = found.args
+        prefix = "" if point.layer is None else f"layers.{point.layer}."
+        broken = [n for n in parameters.stored if n.startswith(prefix) and not _finite(parameters, n)]
+        cause = f"; {broken[0]} holds values that are not finite" if broken else ""
+        return f"{point} is {value} at {index}{cause}."
+    return "the logits are not finite."
+
+
+def _finite(parameters: Parameters, name: str) -> bool:
+    weight = parameters.stored[name]
+    for start in range(0, len(weight.rows), 4096):
+        if not np.isfinite(weight.dequantise(np.float32, start, start + 4096)).all():
+            return False
+    return True

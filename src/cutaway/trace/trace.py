@@ -1,0 +1,176 @@
+"""What a pass computed, by address: `trace["layers.3.attn.pattern"]`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Engine
+from cutaway.errors import CutawayError
+from cutaway.forward.parameters import Parameters
+from cutaway.points import Point, parse_point
+from cutaway.spec import ModelSpec
+from cutaway.trace.derive import head_out_point, logits_point, row_blocks_point
+from cutaway.trace.plan import Plan, made_from
+from cutaway.trace.recorder import ROW_BLOCKS
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What was run: ids, how each token reads, and what tokenizing added, in one sentence."""
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    added: str
+    text: str | None = None
+
+
+@dataclass(frozen=True)
+class NextToken:
+    """One candidate for the next token."""
+
+    id: int
+    text: str
+    logit: float
+    probability: float
+
+
+class Trace:
+    """The values of one pass over one sequence; read-only NumPy arrays in the engine's precision.
+
+    `positions` are the rows that it holds (None: all), in every `[T, …]` point and among the query rows of
+    the T × T points.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: ModelSpec,
+        parameters: Parameters,
+        prompt: Prompt,
+        plan: Plan,
+        layout: Layout,
+        values: Mapping[Point, Any],
+        last_logits: np.ndarray,
+        positions: Sequence[int] | None = None,
+        piece: Any = None,
+    ) -> None:
+        self.spec = spec
+        self.prompt = prompt
+        self.engine = engine.name
+        self.dtype = engine.dtype.name
+        self.past = layout.segments[0].position
+        self._engine, self._parameters, self._plan, self._layout = engine, parameters, plan, layout
+        self._rows = None if positions is None else _rows(positions, layout.rows)
+        self._values: dict[Point, Any] = dict(values)
+        self._last_logits = last_logits  # [V], of the last position
+        self._made: dict[Point, np.ndarray] = {}
+        self._piece = piece
+        self._drop_unneeded_rows()
+
+    @property
+    def points(self) -> list[str]:
+        """The addresses that can be read, in the order of the pass."""
+        return [str(point) for point in self._plan.points]
+
+    def __contains__(self, point: object) -> bool:
+        return isinstance(point, str | Point) and str(point) in self.points
+
+    def __getitem__(self, point: str | Point) -> np.ndarray:
+        """The value at an address. Raises CutawayError if the model has no such point or the trace did not keep it."""
+        at = parse_point(point, self.spec)
+        if at not in self._plan.points:
+            raise CutawayError(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
+        if at not in self._made:
+            value = np.asarray(self._work_out(at)).view()
+            value.flags.writeable = False
+            self._made[at] = value
+        return self._made[at]
+
+    @property
+    def logits(self) -> np.ndarray:
+        """`[T, V]`: the scores of the next token after each position."""
+        return self[Point("logits")]
+
+    @property
+    def last_logits(self) -> np.ndarray:
+        """`[V]`: the scores of the next token after the whole prompt; always there."""
+        return self._last_logits
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """softmax of `last_logits`, `[V]` float64."""
+        return softmax(self._last_logits)
+
+    def next_tokens(self, count: int = 10) -> list[NextToken]:
+        """The likeliest next tokens, likeliest first; ties go to the lowest id."""
+        if count < 1:
+            raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
+        p = self.probabilities
+        best = np.argsort(-p, kind="stable")[:count]
+        return [
+            NextToken(int(i), self._piece(int(i)) if self._piece else "", float(self._last_logits[i]), float(p[i]))
+            for i in best
+        ]
+
+    def save(self, path: str | Path) -> Path:
+        """Write every captured point to a safetensors file, with the prompt in its metadata. Returns the path."""
+        from cutaway.trace.export import save_trace
+
+        return save_trace(self, Path(path))
+
+    def show(self, layer: int = 0) -> None:
+        """Print the pass, stage by stage, with the stages of one layer in full."""
+        from cutaway.trace.draw import draw_trace
+
+        draw_trace(self, layer=layer)
+
+    def _work_out(self, point: Point) -> np.ndarray:
+        engine = self._engine
+        if point in self._values:
+            value = self._values[point]
+            if isinstance(value, dict):  # a T × T point, kept by segment
+                return self._chosen(point, engine.numpy(value[0]))
+            return self._chosen(point, value if point.name == "tokens" else engine.numpy(value))
+        sources = [self._values[source] for source in made_from(self.spec, point)]
+        if point.name in ROW_BLOCKS:
+            value = row_blocks_point(engine, self.spec, point, *sources)
+        elif point.name == "attn.head_out":
+            value = head_out_point(engine, self._parameters, point, sources[0], self._layout)
+        else:
+            value = logits_point(engine, self._parameters, sources[0], self._layout)
+        return self._chosen(point, engine.numpy(value))
+
+    def _chosen(self, point: Point, value: np.ndarray) -> np.ndarray:
+        """Only the rows that the trace was asked for."""
+        axis = 0 if value.ndim == 1 else -2
+        if self._rows is None or value.shape[axis] == len(self._rows) != self._layout.rows:
+            return value
+        return np.take(value, self._rows, axis=axis)
+
+    def _drop_unneeded_rows(self) -> None:
+        """Where only some positions were asked for, let go of the other rows of all that nothing else is made from."""
+        if self._rows is None:
+            return
+        made = {p for p in self._plan.points if p not in self._plan.kept}
+        needed = {source for point in made for source in made_from(self.spec, point)}
+        for point, value in self._values.items():
+            if point not in needed and not isinstance(value, dict):
+                plain = value if point.name == "tokens" else self._engine.numpy(value)
+                self._values[point] = self._engine.copy(self._chosen(point, plain)) if plain.ndim > 1 else plain
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """exp(ℓ − max) / sum over the last axis, in float64 (chapter 14.1)."""
+    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
+    return shifted / shifted.sum(axis=-1, keepdims=True)
+
+
+def _rows(positions: Sequence[int], length: int) -> np.ndarray:
+    for position in positions:
+        if not -length <= position < length:
+            raise CutawayError(f"Position {position} was asked for; the prompt has positions 0 to {length - 1}.")
+    return np.array([position % length for position in positions], dtype=np.intp)

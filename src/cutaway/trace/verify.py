@@ -1,0 +1,102 @@
+"""Does this model, on this engine, compute what it says? The identities of a trace, and those between passes."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Array, Engine
+from cutaway.forward.cache import KVCache
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.transformer import transformer
+from cutaway.points import Point, points_of
+from cutaway.spec import ModelSpec
+from cutaway.trace.identities import Check, deviation, identities
+from cutaway.trace.plan import make_plan
+from cutaway.trace.recorder import ROW_BLOCKS, Recorder
+from cutaway.trace.trace import Prompt, Trace
+
+# Cached against whole, whose products BLAS may round differently: relative to the largest logit.
+CACHED_TOLERANCE = {"float64": 1e-12, "float32": 1e-5}
+
+
+def verify(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> Iterator[Check]:
+    """Run the model on `ids` in several ways and yield one check after another."""
+    sequence = np.asarray(ids)
+    layout = Layout.of([len(sequence)])
+    plan = make_plan(spec, points_of(spec))
+    watcher = Recorder(engine, layout, points_of(spec))  # everything, also what a trace would work out later
+    plain = engine.numpy(transformer(engine, spec, parameters, [sequence]).logits)
+    watched = engine.numpy(transformer(engine, spec, parameters, [sequence], tap=watcher).logits)
+    yield _bits("looking changes nothing, bit for bit", watched, plain)
+
+    patched = engine.numpy(transformer(engine, spec, parameters, [sequence], tap=_Patch(engine, watcher)).logits)
+    yield _bits("values patched in from the same pass change nothing, bit for bit", patched, plain)
+
+    prompt = Prompt(tuple(int(i) for i in sequence), (), "")
+    trace = Trace(engine, spec, parameters, prompt, plan, layout, watcher.kept, plain[-1])
+    worked_out = Trace(
+        engine, spec, parameters, prompt, plan, layout, {p: watcher.kept[p] for p in plan.kept}, plain[-1]
+    )
+    yield _same_when_worked_out(spec, watcher, worked_out)
+    yield from identities(_with_all_logits(trace, worked_out), parameters)
+
+    company = [sequence[: max(1, len(sequence) // 3)], sequence, sequence[:1]]
+    together = engine.numpy(transformer(engine, spec, parameters, company).logits)
+    yield _bits("company changes nothing, bit for bit", together[1], plain[0])
+    if spec.causal:
+        yield _cached(engine, spec, parameters, sequence, worked_out.logits)
+
+
+def _bits(name: str, found: np.ndarray, expected: np.ndarray) -> Check:
+    return Check(name, 0.0 if np.array_equal(found, expected) else deviation(found, expected) or np.inf, 0.0)
+
+
+class _Patch:
+    """A tap that puts a copy of what an earlier pass computed in the place of every value."""
+
+    def __init__(self, engine: Engine, source: Recorder, layer: int | None = None) -> None:
+        self._engine, self._source, self._layer = engine, source, layer
+
+    def __call__(self, name: str, value: Array) -> Array:
+        kept = self._source.kept.get(Point(name, self._layer))
+        return value if kept is None or name == "tokens" else self._engine.copy(kept)
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        kept = self._source.kept[Point(name, self._layer)][segment]
+        return self._engine.copy(kept[:, start : start + value.shape[1], : value.shape[2]])
+
+    def at(self, layer: int) -> "_Patch":
+        return _Patch(self._engine, self._source, layer)
+
+
+def _same_when_worked_out(spec: ModelSpec, watcher: Recorder, trace: Trace) -> Check:
+    """T × T points made on access, against those that the pass itself made."""
+    worst = Check("patterns worked out on access are those of the pass, bit for bit", 0.0, 0.0)
+    for i in range(spec.n_layers):
+        for name in ROW_BLOCKS:
+            point = Point(name, i)
+            used, later = np.asarray(watcher.kept[point][0]), trace[point]
+            made = ~np.isnan(used)  # the pass leaves out dots that no query may use
+            if not np.array_equal(used[made], later[made]):
+                finite = made & np.isfinite(used)
+                worst = Check(worst.name, deviation(later[finite], used[finite]) or np.inf, 0.0, f"layer {i}")
+    return worst
+
+
+def _with_all_logits(trace: Trace, worked_out: Trace) -> Trace:
+    """The watched pass worked out the last row of logits only; take all rows from the other trace."""
+    trace._values[Point("logits")] = worked_out.logits
+    return trace
+
+
+def _cached(engine: Engine, spec: ModelSpec, parameters: Parameters, sequence: np.ndarray, whole: np.ndarray) -> Check:
+    """The prompt in one pass and the rest token by token, against one pass over everything."""
+    start = max(1, len(sequence) * 2 // 3)
+    cache = KVCache(spec, engine)
+    pieces = [sequence[:start], *(sequence[t : t + 1] for t in range(start, len(sequence)))]
+    rows = [engine.numpy(transformer(engine, spec, parameters, [p], caches=[cache]).logits)[-1] for p in pieces]
+    off = [deviation(row, whole[t]) for t, row in enumerate(rows, start - 1)]
+    worst = int(np.argmax(off))
+    tolerance = CACHED_TOLERANCE[engine.dtype.name]
+    return Check("cached decoding = the whole pass", off[worst], tolerance, f"position {start - 1 + worst}")
