@@ -25,7 +25,7 @@ def render_chat(
     filters are those that Hugging Face's `apply_chat_template` gives to a template.
     Raises CutawayError for messages of a wrong form, a broken template, or one that refuses.
     """
-    from jinja2.exceptions import TemplateError
+    from jinja2.exceptions import TemplateSyntaxError
 
     _check(messages)
     try:
@@ -38,9 +38,8 @@ def render_chat(
         )
     except _Refusal as refusal:
         raise CutawayError(f"The model's chat template refuses these messages: {refusal}") from None
-    except TemplateError as error:
-        line = f" (line {lineno})" if (lineno := getattr(error, "lineno", None)) else ""
-        raise CutawayError(f"The model's chat template is broken{line}: {error}") from None
+    except TemplateSyntaxError as error:
+        raise CutawayError(f"The model's chat template is broken in line {error.lineno}: {error.message}.") from None
     except Exception as error:  # a template is a program from a stranger: it may fail in any way
         raise CutawayError(
             f"The model's chat template failed on these messages ({type(error).__name__}: {error})."

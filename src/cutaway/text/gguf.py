@@ -1,8 +1,10 @@
 """The tokenizer that a GGUF file carries in its metadata, under `tokenizer.ggml.*`."""
 
-import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.text.library import LibraryCodec
@@ -49,18 +51,19 @@ class _Entries:
     def __init__(self, metadata: Mapping[str, object]) -> None:
         self._metadata = metadata
         self.pieces = self._pieces()
-        self.types = self._numbers("token_type", default=PieceType.NORMAL)
-        self.specials = {
-            self.pieces[id]: id for id, kind in enumerate(self.types) if kind in (PieceType.CONTROL, PieceType.UNKNOWN)
-        }
-        self.user_defined = [self.pieces[id] for id, kind in enumerate(self.types) if kind == PieceType.USER_DEFINED]
+        self.types = self._numbers("token_type", default=PieceType.NORMAL).astype(int)
+        self.specials = self._of_type(PieceType.CONTROL, PieceType.UNKNOWN)
+        self.user_defined = self._of_type(PieceType.USER_DEFINED)
+
+    def _of_type(self, *types: PieceType) -> dict[str, int]:
+        return {self.pieces[id]: id for id in np.flatnonzero(np.isin(self.types, types)).tolist()}
 
     def _array(self, name: str) -> list[Any] | None:
         value: Any = self._metadata.get(f"tokenizer.ggml.{name}")
         if value is None:
             return None
-        if hasattr(value, "tolist"):
-            value = value.tolist()
+        if isinstance(value, np.ndarray):
+            return value.tolist()
         if not isinstance(value, Sequence) or isinstance(value, str | bytes):
             raise CutawayError(f"tokenizer.ggml.{name} must be an array, not {type(value).__name__}.")
         return list(value)
@@ -69,8 +72,8 @@ class _Entries:
         values = self._array(name)
         if not values:
             raise CutawayError(f"This GGUF file's tokenizer is incomplete: tokenizer.ggml.{name} is missing or empty.")
-        wrong = next((place for place, value in enumerate(values) if not isinstance(value, str)), None)
-        if wrong is not None:
+        if set(map(type, values)) != {str}:
+            wrong = next(place for place, value in enumerate(values) if not isinstance(value, str))
             raise CutawayError(f"tokenizer.ggml.{name}[{wrong}] must be a string, not {values[wrong]!r}.")
         return values
 
@@ -84,22 +87,27 @@ class _Entries:
             )
         return pieces
 
-    def _numbers(self, name: str, *, default: float | None) -> list[Any]:
+    def _numbers(self, name: str, *, default: float | None) -> np.ndarray:
+        """One finite number for each token, `float64 [V]`."""
         values = self._array(name)
         if values is None:
             if default is None:
                 raise CutawayError(f"This GGUF file's tokenizer is incomplete: tokenizer.ggml.{name} is missing.")
-            return [default] * len(self.pieces)
+            return np.full(len(self.pieces), default, dtype=np.float64)
         if len(values) != len(self.pieces):
             raise CutawayError(
                 f"tokenizer.ggml.{name} has {len(values)} entries for {len(self.pieces)} tokens; it needs one each."
             )
-        if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
+        try:
+            numbers = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError):
+            numbers = np.array([np.nan])
+        if not np.isfinite(numbers).all():
             raise CutawayError(f"tokenizer.ggml.{name} must hold finite numbers only.")
-        return values
+        return numbers
 
     def scores(self) -> list[float]:
-        return self._numbers("scores", default=None)
+        return self._numbers("scores", default=None).tolist()
 
     def text(self, name: str) -> str | None:
         value = self._metadata.get(f"tokenizer.ggml.{name}")
@@ -109,6 +117,8 @@ class _Entries:
 
     def flag(self, name: str) -> bool | None:
         value: Any = self._metadata.get(f"tokenizer.ggml.{name}")
+        if value is not None and value not in (True, False):
+            raise CutawayError(f"tokenizer.ggml.{name} must be true or false, not {value!r}.")
         return None if value is None else bool(value)
 
     def id(self, name: str) -> int | None:
@@ -116,12 +126,11 @@ class _Entries:
         value: Any = self._metadata.get(f"tokenizer.ggml.{name}")
         if value is None:
             return None
-        if not 0 <= int(value) < len(self.pieces):
+        if not hasattr(value, "__index__") or not 0 <= operator.index(value) < len(self.pieces):
             raise CutawayError(
-                f"tokenizer.ggml.{name} is {value}, but there are only {len(self.pieces)} tokens, "
-                f"0 to {len(self.pieces) - 1}."
+                f"tokenizer.ggml.{name} is {value!r}, but a token's id lies from 0 to {len(self.pieces) - 1}."
             )
-        return int(value)
+        return operator.index(value)
 
     @property
     def chat_template(self) -> str | None:
@@ -207,12 +216,12 @@ def _sentencepiece(entries: _Entries) -> Tokenizer:
     """Llama's kind: SentencePiece BPE by scores, bytes for unknown characters."""
     unknown = entries.id("unknown_token_id")
     if unknown is None:
-        unknown = next((id for id, kind in enumerate(entries.types) if kind == PieceType.UNKNOWN), 0)
+        unknown = next((id for id in entries.specials.values() if entries.types[id] == PieceType.UNKNOWN), 0)
     space_prefix = entries.flag("add_space_prefix")
     codec = SentencePieceCodec(
         entries.pieces,
         entries.scores(),
-        entries.types,
+        entries.types.tolist(),
         unknown_id=unknown,
         space_prefix=True if space_prefix is None else space_prefix,
     )

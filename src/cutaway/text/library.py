@@ -128,15 +128,17 @@ def _word_piece_speller(prefix: str, cleanup: bool) -> Speller:
     def spell(piece: str, at_start: bool) -> bytes:
         if not at_start:
             piece = piece[len(prefix) :] if piece.startswith(prefix) else " " + piece
-        if cleanup and piece in _TIGHT:
-            piece = piece[1:]
+        if cleanup:
+            for loose in _LOOSE:
+                piece = piece.replace(loose, loose.removeprefix(" "))
+            piece = piece.replace(" do not", " don't")
         return piece.encode("utf-8")
 
     return spell
 
 
-# Tokens before which the WordPiece decoder's clean-up takes the space away.
-_TIGHT = frozenset([" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're"])
+# What the WordPiece decoder's clean-up closes up, token by token.
+_LOOSE = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
 
 
 def _marked_space_speller(parts: list[dict[str, Any]]) -> Speller:

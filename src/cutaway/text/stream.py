@@ -21,8 +21,7 @@ class TextStream:
         self._at_start = True
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for id in after:
-            self.push(id)
-        self._decoder.reset()  # the text before is not ours to give out, a half character of it least of all
+            self.push(id)  # what it gives is text that stands already; a character left open is ours to finish
 
     def push(self, id: int) -> str:
         """The whole characters that this token completes, "" while a character is still open."""
