@@ -1,5 +1,7 @@
 """What every tokenizer promises, whatever codec is inside: the BOS rule, pieces, refusals, round trips."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -82,6 +84,13 @@ class TestSpecialTokens:
         ordinary = plain.encode("<|im_start|>the", special=False)
         assert 2 not in ordinary and plain.decode(ordinary) == "<|im_start|>the"
         assert plain.encode("<|im_start|>the")[0] == 2  # the choice does not stick
+
+    def test_threads_do_not_disturb_one_another(self, plain):
+        marked, ordinary = (plain.encode("<s>the</s>", special=special) for special in (True, False))
+        asked = [True, False] * 300
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda special: plain.encode("<s>the</s>", special=special), asked))
+        assert found == [marked if special else ordinary for special in asked]
 
     def test_they_can_be_left_out_of_decoded_text(self, plain):
         ids = plain.encode("<|im_start|>the dragon<|im_end|>")

@@ -64,7 +64,8 @@ class Tokenizer:
     decoders, [CLS] and [SEP] for BERT, mostly nothing. `custom` says where the checkpoint says so.
     Safe to use from several threads.
 
-    What encoding loses: byte-level vocabularies lose nothing. SentencePiece reads "▁" as a space. A
+    What encoding loses: byte-level vocabularies lose nothing. SentencePiece reads "▁" as a space,
+    and the space it puts before a text is put again, and stays, after each special token inside one. A
     vocabulary with a normaliser (lower-casing BERT, for one) or one that splits at spaces gives back
     normalised text.
     """
