@@ -64,6 +64,7 @@ class NumpyEngine:
     """
 
     name = "numpy"
+    note: str | None = None  # why this engine and not another, where the user should know
 
     def __init__(self, dtype: str | np.dtype | type | None = None) -> None:
         self.dtype = np.dtype(dtype or "float64")

@@ -1,0 +1,211 @@
+"""The engine for CPUs: NumPy's BLAS for products of many rows, compiled kernels for the rest; float32."""
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+
+from cutaway.engines.cpu import attend, elementwise
+from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.products import few_rows, unpack_tile
+from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.layout import BLOCK, FEW, Layout, RowBlock
+from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.weights import Weight
+from cutaway.errors import CutawayError
+
+TILE = 1 << 19  # weights unpacked at a time for BLAS: 2 MB, which stays in the second- or third-level cache
+
+
+class CpuEngine:
+    """float32; a weight stays in its file's own form and is unpacked only while it is multiplied.
+
+    Safe to use from several Python threads: their kernels take turns. A row's result has the same bits
+    whatever else is computed with it, and however many threads compute.
+    """
+
+    name = "cpu"
+    note: str | None = None
+
+    def __init__(self, dtype: str | np.dtype | type | None = None) -> None:
+        self.dtype = np.dtype(dtype or "float32")
+        if self.dtype != np.float32:
+            raise CutawayError(f"The cpu engine computes in float32, not in {self.dtype}; the numpy engine can.")
+        self._threads = thread_count()
+        self._local = threading.local()  # each Python thread's scratch
+
+    def array(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, dtype=np.float32)
+
+    def numpy(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def empty(self, shape: Sequence[int]) -> np.ndarray:
+        return np.empty(shape, np.float32)
+
+    def copy(self, values: np.ndarray) -> np.ndarray:
+        return values.copy()
+
+    def embed(self, weight: Weight, ids: np.ndarray) -> np.ndarray:
+        return weight.take(ids, np.float32)
+
+    def linear(self, x: np.ndarray, linear: Linear, layout: Layout) -> np.ndarray:
+        weight = linear.weight
+        d_out, d_in = weight.shape
+        if x.shape[1:] != (d_in,) or layout.rows != len(x):
+            raise CutawayError(
+                f"x is {list(x.shape)}; a weight [{d_out}, {d_in}] in a layout of {layout.rows} rows needs "
+                f"[{layout.rows}, {d_in}]."
+            )
+        x = self.array(x)
+        y = np.empty((len(x), d_out), np.float32)
+        few = [block for block in layout.blocks if block.size == 0]
+        many = [block for block in layout.blocks if block.size]
+        if not many:
+            self._few(x, weight, y)
+        elif few:
+            chosen = np.concatenate([np.arange(block.start, block.stop) for block in few])
+            part = np.empty((len(chosen), d_out), np.float32)
+            self._few(x[chosen], weight, part)
+            y[chosen] = part
+        if many:
+            self._many(x, weight, y, many)
+        if linear.bias is not None:
+            y += linear.bias
+        return y
+
+    def _few(self, x: np.ndarray, weight: Weight, y: np.ndarray) -> None:
+        """Every row of x by itself, in one pass over the weight."""
+        d_out, d_in = weight.shape
+        scratch = self._scratch("rows", self._threads * 2 * d_in)
+        few_rows(weight.kind)(
+            *(*_stored(weight), d_out, d_in, place(x), len(x), place(y)),
+            *(place(scratch), self._threads),
+        )
+
+    def _many(self, x: np.ndarray, weight: Weight, y: np.ndarray, blocks: Sequence[RowBlock]) -> None:
+        """Each block as one product of its full size, one tile of the weight's rows after another."""
+        d_out, d_in = weight.shape
+        padded = [_padded(x, block) for block in blocks]
+        step = min(d_out, max(64, TILE // d_in))
+        products = self._scratch("products", max(block.size for block in blocks) * step)
+        for first in range(0, d_out, step):
+            last = min(first + step, d_out)
+            tile = self._tile(weight, first, last)
+            for block, rows in zip(blocks, padded, strict=True):
+                product = products[: block.size * (last - first)].reshape(block.size, last - first)
+                np.matmul(rows, tile.T, out=product)
+                taken = block.stop - block.start
+                y[block.start : block.stop, first:last] = product[block.offset : block.offset + taken]
+
+    def _tile(self, weight: Weight, first: int, last: int) -> np.ndarray:
+        """Weight rows `first:last` as float32 `[rows, d_in]`: the map itself where that is what lies there."""
+        rows, d_in = weight.rows, weight.shape[1]
+        if weight.kind == "F32" and weight.order is None and rows.ctypes.data % 4 == 0:
+            return rows[first:last].view(np.float32)
+        tile = self._scratch("tile", (last - first) * d_in)
+        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile), self._threads)
+        return tile.reshape(last - first, d_in)
+
+    def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
+        return self._norm(x, gain, eps, centre=True)
+
+    def rms_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
+        return self._norm(x, gain, eps, centre=False)
+
+    def _norm(self, x: np.ndarray, gain: Gain, eps: float, centre: bool) -> np.ndarray:
+        x = self.array(x)
+        out = np.empty_like(x)
+        bias = None if gain.bias is None else self.array(gain.bias)
+        elementwise.norm(x, self.array(gain.gain), bias, eps, centre, out)
+        return out
+
+    def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
+        x = self.array(x)
+        out = np.empty_like(x)
+        elementwise.activate(x, out, kind)
+        return out
+
+    def rotate(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, pairing: str) -> np.ndarray:
+        x = _rows_contiguous(x)
+        out = np.empty(x.shape, np.float32)
+        elementwise.rotate(x, self.array(cosines), self.array(sines), pairing == "adjacent", out)
+        return out
+
+    def dots(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        (n_heads, n_rows, d_head), n_keys = q.shape, k.shape[1]
+        out = np.empty((n_heads, n_rows, n_keys), np.float32)
+        if n_rows <= FEW:
+            attend.dots(_rows_contiguous(q), _rows_contiguous(k), out)
+            return out
+        full = _filled(q)
+        grouped = full.reshape(len(k), -1, d_head)  # query heads beside their key head
+        products = (grouped @ k.swapaxes(1, 2)).reshape(n_heads, -1, n_keys)
+        return products if products.shape[1] == n_rows else np.ascontiguousarray(products[:, :n_rows])
+
+    def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
+        dots *= np.float32(factor)
+        return dots
+
+    def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
+        whole = np.ascontiguousarray(scores)
+        elementwise.mask(whole, np.ascontiguousarray(first, np.int64), np.ascontiguousarray(last, np.int64))
+        return _back(whole, scores)
+
+    def softmax(self, masked: np.ndarray) -> np.ndarray:
+        whole = np.ascontiguousarray(masked)
+        elementwise.softmax(whole)
+        return _back(whole, masked)
+
+    def mix(self, pattern: np.ndarray, v: np.ndarray) -> np.ndarray:
+        (n_heads, n_rows, n_keys), d_head = pattern.shape, v.shape[2]
+        if n_rows <= FEW:
+            out = np.empty((n_heads, n_rows, d_head), np.float32)
+            attend.mix(self.array(pattern), _rows_contiguous(v), out)
+            return out
+        grouped = _filled(pattern).reshape(len(v), -1, n_keys)
+        mixed = (grouped @ v).reshape(n_heads, -1, d_head)
+        return mixed if mixed.shape[1] == n_rows else np.ascontiguousarray(mixed[:, :n_rows])
+
+    def _scratch(self, use: str, size: int) -> np.ndarray:
+        """A float32 scratch of this Python thread, kept from call to call; what it holds is arbitrary."""
+        kept: np.ndarray | None = getattr(self._local, use, None)
+        if kept is None or kept.size < size:
+            kept = np.empty(size, np.float32)
+            setattr(self._local, use, kept)
+        return kept[:size]
+
+
+def _stored(weight: Weight) -> tuple[int, int, int]:
+    """Where the weight's rows lie, the bytes from row to row, and where its order lies, or 0."""
+    return place(weight.rows), weight.rows.strides[0], 0 if weight.order is None else place(weight.order)
+
+
+def _padded(x: np.ndarray, block: RowBlock) -> np.ndarray:
+    """The rows of a block in their places among `block.size`, zeros in the others."""
+    rows = x[block.start : block.stop]
+    if len(rows) == block.size:
+        return rows
+    padded = np.zeros((block.size, x.shape[1]), np.float32)
+    padded[block.offset : block.offset + len(rows)] = rows
+    return padded
+
+
+def _filled(x: np.ndarray) -> np.ndarray:
+    """`[H, R, …]` with zero rows up to a multiple of BLOCK: BLAS rounds differently with the number of rows."""
+    missing = -x.shape[1] % BLOCK
+    return np.pad(x, ((0, 0), (0, missing), (0, 0))) if missing else x
+
+
+def _rows_contiguous(x: np.ndarray) -> np.ndarray:
+    """x itself where the numbers of a row lie side by side, else a copy."""
+    if x.dtype == np.float32 and (x.shape[-1] == 1 or x.strides[-1] == 4):
+        return x
+    return np.ascontiguousarray(x, np.float32)
+
+
+def _back(whole: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """What was worked out in a contiguous copy, put where it was asked for."""
+    if whole is not given:
+        given[...] = whole
+    return given

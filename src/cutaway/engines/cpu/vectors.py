@@ -1,0 +1,432 @@
+"""Sixteen numbers at a time: the few vector operations that the kernels are written in.
+
+LLVM's vectors are portable: sixteen lanes become one AVX-512 register, two of AVX2, four of NEON. Writing
+them out, instead of hoping that a loop is vectorised, fixes the order of every sum, and so its bits: lane
+l adds up the products l, l + 32, l + 64, … and the lanes are added in pairs, whatever else is computed.
+
+Kernels get memory as an integer and make it an `Address` at once, so that one compiled kernel serves read-only
+maps, slices and strided views alike. (Integers as addresses all the way would be wrong: LLVM may turn
+`load(a + b)` into an offset from b, and if b is a constant 0, into a load from null, which "cannot happen".)
+Nothing here checks a bound; the engine does, before it calls a kernel.
+"""
+
+import operator
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.datamodel import models
+from numba.extending import intrinsic, overload, register_model
+
+LANES = 16
+
+I8, I32, I64 = (ir.IntType(bits) for bits in (8, 32, 64))
+_I16 = ir.IntType(16)
+_HALF_TO_SINGLE = 2.0**112  # from a half's exponent, biased by 15, to a single's, biased by 127
+
+
+class Vector(types.Type):
+    """Sixteen lanes of int32 or float32, held in registers."""
+
+    def __init__(self, element: str) -> None:
+        self.element = element
+        super().__init__(name=f"vector_{element}")
+
+
+@register_model(Vector)
+class _VectorModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        lane = ir.FloatType() if kind.element == "float" else I32
+        super().__init__(manager, kind, ir.VectorType(lane, LANES))
+
+
+class AddressType(types.Type):
+    """A place in memory; adding an integer moves it by so many bytes."""
+
+    def __init__(self) -> None:
+        super().__init__(name="address")
+
+
+@register_model(AddressType)
+class _AddressModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: AddressType) -> None:
+        super().__init__(manager, kind, I8.as_pointer())
+
+
+ADDRESS = AddressType()
+FLOATS = Vector("float")
+INTS = Vector("int")
+_VF = ir.VectorType(ir.FloatType(), LANES)
+_VI = ir.VectorType(I32, LANES)
+
+
+def lanes(values: list[int] | list[float], lane: ir.Type = I32) -> ir.Constant:
+    return ir.Constant(ir.VectorType(lane, len(values)), values)
+
+
+def _splat(builder: Any, value: Any) -> Any:
+    """The same number in every lane."""
+    empty = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    first = builder.insert_element(empty, value, I32(0))
+    return builder.shuffle_vector(first, empty, lanes([0] * LANES))
+
+
+def load(builder: Any, address: Any, kind: ir.Type) -> Any:
+    return builder.load(builder.bitcast(address, kind.as_pointer()), align=1)
+
+
+def load_some(builder: Any, address: Any, count: Any, kind: ir.VectorType) -> Any:
+    """The first `count` lanes from memory, zero in the others, whose memory is not touched."""
+    mask, pointer = _first_lanes(builder, count, kind), address
+    declared = ir.FunctionType(kind, [I8.as_pointer(), I32, mask.type, kind])
+    name = f"llvm.masked.load.v{kind.count}f32.p0"
+    function = cgutils.get_or_insert_function(builder.module, declared, name)
+    return builder.call(function, [pointer, I32(4), mask, ir.Constant(kind, [0.0] * kind.count)])
+
+
+def _first_lanes(builder: Any, count: Any, kind: ir.VectorType) -> Any:
+    empty = ir.Constant(ir.VectorType(I64, kind.count), ir.Undefined)
+    first = builder.insert_element(empty, count, I32(0))
+    counts = builder.shuffle_vector(first, empty, lanes([0] * kind.count))
+    return builder.icmp_signed("<", lanes(list(range(kind.count)), I64), counts)
+
+
+def fma(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a · b + c with one rounding."""
+    suffix = f"v{a.type.count}f32" if isinstance(a.type, ir.VectorType) else "f32"
+    declared = ir.FunctionType(a.type, [a.type] * 3)
+    return builder.call(cgutils.get_or_insert_function(builder.module, declared, f"llvm.fma.{suffix}"), [a, b, c])
+
+
+def lane_sum(builder: Any, vector: Any) -> Any:
+    """The lanes added in pairs, halves upon halves."""
+    while (count := vector.type.count) > 1:
+        half = count // 2
+        low = builder.shuffle_vector(vector, vector, lanes(list(range(half))))
+        high = builder.shuffle_vector(vector, vector, lanes(list(range(half, count))))
+        vector = builder.fadd(low, high)
+    return builder.extract_element(vector, I32(0))
+
+
+def _half_to_single(builder: Any, bits: Any) -> Any:
+    """IEEE halves, given as 32-bit integers (one, or a vector), as singles, exactly.
+
+    Shifted into a single's places the number is right but for its exponent's bias, which one product
+    mends, also for denormals; infinities and NaNs get the exponent of all ones.
+    """
+    integer = bits.type
+    single = _VF if isinstance(integer, ir.VectorType) else ir.FloatType()
+
+    def constant(value: int) -> ir.Constant:
+        return lanes([value] * LANES) if isinstance(integer, ir.VectorType) else ir.Constant(I32, value)
+
+    size = builder.and_(bits, constant(0x7FFF))
+    shifted = builder.shl(size, constant(13))
+    power = [_HALF_TO_SINGLE] * LANES
+    factor = lanes(power, ir.FloatType()) if single is _VF else ir.Constant(single, _HALF_TO_SINGLE)
+    finite = builder.bitcast(builder.fmul(builder.bitcast(shifted, single), factor), integer)
+    special = builder.or_(shifted, constant(0x7F800000))
+    chosen = builder.select(builder.icmp_unsigned(">=", size, constant(0x7C00)), special, finite)
+    sign = builder.shl(builder.and_(bits, constant(0x8000)), constant(16))
+    return builder.bitcast(builder.or_(chosen, sign), single)
+
+
+def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for kernels, of these types, from one that emits its instructions."""
+
+    def wrap(emit: Callable[..., Any]) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return emit(builder, *values)
+
+        def typed(typing_context: Any, *given: Any) -> Any:
+            return result(*arguments), generate
+
+        # Numba takes the number of arguments from the signature.
+        names = ["typing_context", *(f"a{i}" for i in range(len(arguments)))]
+        parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        typed.__name__ = typed.__qualname__ = emit.__name__
+        typed.__doc__ = emit.__doc__
+        return intrinsic(typed)
+
+    return wrap
+
+
+@operation(ADDRESS, types.int64)
+def address(builder: Any, number: Any) -> Any:
+    """The place in memory with this number."""
+    return builder.inttoptr(number, I8.as_pointer())
+
+
+@operation(ADDRESS, ADDRESS, types.int64)
+def ahead(builder: Any, place: Any, offset: Any) -> Any:
+    """The place `offset` bytes further on."""
+    return builder.gep(place, [offset])
+
+
+@overload(operator.add)
+def _add(place: Any, offset: Any) -> Any:
+    if place is not ADDRESS or not isinstance(offset, types.Integer):
+        return None
+
+    def add(place: Any, offset: Any) -> Any:
+        return ahead(place, offset)
+
+    return add
+
+
+@operation(FLOATS, ADDRESS)
+def floats_at(builder: Any, address: Any) -> Any:
+    """Sixteen float32."""
+    return load(builder, address, _VF)
+
+
+@operation(FLOATS, ADDRESS)
+def doubles_at(builder: Any, address: Any) -> Any:
+    """Sixteen float64, rounded to float32."""
+    return builder.fptrunc(load(builder, address, ir.VectorType(ir.DoubleType(), LANES)), _VF)
+
+
+@operation(FLOATS, ADDRESS)
+def halves_at(builder: Any, address: Any) -> Any:
+    """Sixteen float16."""
+    return _half_to_single(builder, builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), _VI))
+
+
+@operation(FLOATS, ADDRESS)
+def brains_at(builder: Any, address: Any) -> Any:
+    """Sixteen bfloat16: the upper halves of singles."""
+    upper = builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), _VI)
+    return builder.bitcast(builder.shl(upper, lanes([16] * LANES)), _VF)
+
+
+@operation(INTS, ADDRESS)
+def bytes_at(builder: Any, address: Any) -> Any:
+    """Sixteen unsigned bytes."""
+    return builder.zext(load(builder, address, ir.VectorType(I8, LANES)), _VI)
+
+
+@operation(INTS, ADDRESS)
+def signed_at(builder: Any, address: Any) -> Any:
+    """Sixteen signed bytes."""
+    return builder.sext(load(builder, address, ir.VectorType(I8, LANES)), _VI)
+
+
+@operation(INTS, ADDRESS, types.int32)
+def word_bits(builder: Any, address: Any, first: Any) -> Any:
+    """Bit `first + l` of a 32-bit word, in lane l."""
+    word = _splat(builder, load(builder, address, I32))
+    shifts = builder.add(_splat(builder, first), lanes(list(range(LANES))))
+    return builder.and_(builder.lshr(word, shifts), lanes([1] * LANES))
+
+
+@operation(INTS, INTS, types.int32, types.int32)
+def bits(builder: Any, numbers: Any, shift: Any, mask: Any) -> Any:
+    """(numbers >> shift) & mask"""
+    return builder.and_(builder.lshr(numbers, _splat(builder, shift)), _splat(builder, mask))
+
+
+@operation(INTS, INTS, INTS, types.int32)
+def joined(builder: Any, low: Any, high: Any, shift: Any) -> Any:
+    """low | (high << shift)"""
+    return builder.or_(low, builder.shl(high, _splat(builder, shift)))
+
+
+@operation(FLOATS, INTS, types.int32)
+def minus(builder: Any, numbers: Any, taken: Any) -> Any:
+    """numbers − taken, as floats."""
+    return builder.sitofp(builder.sub(numbers, _splat(builder, taken)), _VF)
+
+
+@operation(FLOATS, FLOATS, types.float32)
+def scaled(builder: Any, vector: Any, factor: Any) -> Any:
+    """vector · factor"""
+    return builder.fmul(vector, _splat(builder, factor))
+
+
+@operation(FLOATS, FLOATS, types.float32, types.float32)
+def scaled_plus(builder: Any, vector: Any, factor: Any, offset: Any) -> Any:
+    """vector · factor + offset, with one rounding."""
+    return fma(builder, vector, _splat(builder, factor), _splat(builder, offset))
+
+
+@operation(types.void, ADDRESS, FLOATS)
+def put(builder: Any, address: Any, vector: Any) -> Any:
+    """Store sixteen floats."""
+    builder.store(vector, builder.bitcast(address, _VF.as_pointer()), align=4)
+    return ir.Constant(I8.as_pointer(), None)
+
+
+@operation(types.float32, ADDRESS)
+def float_at(builder: Any, address: Any) -> Any:
+    """One float32."""
+    return load(builder, address, ir.FloatType())
+
+
+@operation(types.float32, ADDRESS)
+def double_at(builder: Any, address: Any) -> Any:
+    """One float64, rounded to float32."""
+    return builder.fptrunc(load(builder, address, ir.DoubleType()), ir.FloatType())
+
+
+@operation(types.float32, ADDRESS)
+def half_at(builder: Any, address: Any) -> Any:
+    """One float16."""
+    return _half_to_single(builder, builder.zext(load(builder, address, _I16), I32))
+
+
+@operation(types.float32, ADDRESS)
+def brain_at(builder: Any, address: Any) -> Any:
+    """One bfloat16."""
+    upper = builder.zext(load(builder, address, _I16), I32)
+    return builder.bitcast(builder.shl(upper, I32(16)), ir.FloatType())
+
+
+@operation(types.int32, ADDRESS)
+def byte_at(builder: Any, address: Any) -> Any:
+    """One unsigned byte."""
+    return builder.zext(load(builder, address, I8), I32)
+
+
+@operation(types.int64, ADDRESS)
+def index_at(builder: Any, address: Any) -> Any:
+    """One 64-bit integer."""
+    return load(builder, address, I64)
+
+
+@operation(types.void, ADDRESS, types.float32)
+def put_one(builder: Any, address: Any, value: Any) -> Any:
+    """Store one float."""
+    builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
+    return ir.Constant(I8.as_pointer(), None)
+
+
+# What follows is for the element-wise kernels.
+
+
+@operation(FLOATS, ADDRESS, types.int64)
+def floats_upto(builder: Any, address: Any, count: Any) -> Any:
+    """The next sixteen float32, or the first `count` of them and zeros where fewer are left."""
+    result = cgutils.alloca_once(builder, _VF)
+    with builder.if_else(builder.icmp_signed(">=", count, I64(LANES)), likely=True) as (whole, part):
+        with whole:
+            builder.store(load(builder, address, _VF), result)
+        with part:
+            builder.store(load_some(builder, address, count, _VF), result)
+    return builder.load(result)
+
+
+@operation(types.void, ADDRESS, FLOATS, types.int64)
+def put_upto(builder: Any, address: Any, vector: Any, count: Any) -> Any:
+    """Store sixteen floats, or the first `count` of them where fewer are left."""
+    with builder.if_else(builder.icmp_signed(">=", count, I64(LANES)), likely=True) as (whole, part):
+        with whole:
+            builder.store(vector, builder.bitcast(address, _VF.as_pointer()), align=4)
+        with part:
+            _put_some(builder, address, vector, count)
+    return ir.Constant(I8.as_pointer(), None)
+
+
+def _put_some(builder: Any, address: Any, vector: Any, count: Any) -> None:
+    mask = _first_lanes(builder, count, _VF)
+    declared = ir.FunctionType(ir.VoidType(), [_VF, I8.as_pointer(), I32, mask.type])
+    function = cgutils.get_or_insert_function(builder.module, declared, "llvm.masked.store.v16f32.p0")
+    builder.call(function, [vector, address, I32(4), mask])
+
+
+@operation(FLOATS, types.float32)
+def everywhere(builder: Any, value: Any) -> Any:
+    """The same number in every lane."""
+    return _splat(builder, value)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
+def plus(builder: Any, left: Any, right: Any) -> Any:
+    """left + right"""
+    return builder.fadd(left, right)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
+def times(builder: Any, left: Any, right: Any) -> Any:
+    """left · right"""
+    return builder.fmul(left, right)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
+def over(builder: Any, left: Any, right: Any) -> Any:
+    """left / right"""
+    return builder.fdiv(left, right)
+
+
+@operation(FLOATS, FLOATS, FLOATS, FLOATS)
+def fused(builder: Any, left: Any, right: Any, added: Any) -> Any:
+    """left · right + added, with one rounding."""
+    return fma(builder, left, right, added)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
+def greater(builder: Any, left: Any, right: Any) -> Any:
+    """The greater of two; `right` where either is not a number."""
+    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
+
+
+@operation(FLOATS, FLOATS, FLOATS, FLOATS)
+def where_negative(builder: Any, tested: Any, negative: Any, other: Any) -> Any:
+    """`negative` in the lanes in which `tested` is below zero, else `other`."""
+    zero = ir.Constant(_VF, [0.0] * LANES)
+    return builder.select(builder.fcmp_ordered("<", tested, zero), negative, other)
+
+
+@operation(types.float32, FLOATS)
+def total(builder: Any, vector: Any) -> Any:
+    """The sum of the lanes, added in pairs."""
+    return lane_sum(builder, vector)
+
+
+@operation(types.float32, FLOATS)
+def greatest(builder: Any, vector: Any) -> Any:
+    """The greatest lane; lanes that are not a number are passed over if they can be."""
+    best = builder.extract_element(vector, I32(0))
+    for lane in range(1, LANES):
+        other = builder.extract_element(vector, I32(lane))
+        best = builder.select(builder.fcmp_unordered("<=", best, other), other, best)
+    return best
+
+
+# exp(x) = 2^n · exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split in two, so that x − n ln 2
+# is exact; exp(r) is its Taylor series up to r^7, whose remainder is below 4e-9.
+_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
+_EXP_SERIES = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
+_ROUNDER = 12582912.0  # 1.5 · 2^23: added to a number it leaves the nearest integer in the lowest bits
+
+
+@operation(FLOATS, FLOATS)
+def exponential(builder: Any, x: Any) -> Any:
+    """exp(x), to 2 units in the last place; 0 below −104, infinity above 88.8; NaN stays NaN."""
+
+    def constant(value: float) -> ir.Constant:
+        return lanes([value] * LANES, ir.FloatType())
+
+    def power_of_two(exponent: Any) -> Any:
+        biased = builder.add(exponent, lanes([127] * LANES))
+        return builder.bitcast(builder.shl(biased, lanes([23] * LANES)), _VF)
+
+    low, high = constant(-104.0), constant(89.0)
+    inside = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    inside = builder.select(builder.fcmp_ordered(">", inside, high), high, inside)
+    rounded = fma(builder, inside, constant(_LOG2_E), constant(_ROUNDER))
+    n = builder.sub(builder.bitcast(rounded, _VI), builder.bitcast(constant(_ROUNDER), _VI))
+    whole = builder.fsub(rounded, constant(_ROUNDER))
+    r = fma(builder, whole, constant(-_LN2_HIGH), inside)
+    r = fma(builder, whole, constant(-_LN2_LOW), r)
+    value = constant(_EXP_SERIES[0])
+    for coefficient in _EXP_SERIES[1:]:
+        value = fma(builder, value, r, constant(coefficient))
+    # In two steps: 2^n itself leaves the range of normal numbers before the result does.
+    half = builder.ashr(n, lanes([1] * LANES))
+    value = builder.fmul(builder.fmul(value, power_of_two(half)), power_of_two(builder.sub(n, half)))
+    value = builder.select(builder.fcmp_ordered("<", x, low), constant(0.0), value)
+    return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
