@@ -40,7 +40,7 @@ def in_turns(contenders: dict[str, Callable[[], object]], repeats: int) -> Timin
     return times
 
 
-def transformers_model(model: Model):  # noqa: ANN201  (a torch module, which this file does not import at its top)
+def transformers_model(model: Model):
     """The same weights in transformers' LlamaForCausalLM, float32."""
     import torch
     import transformers
@@ -82,7 +82,7 @@ def transformers_model(model: Model):  # noqa: ANN201  (a torch module, which th
     return theirs
 
 
-def forward(model: Model, theirs, lengths: list[int], repeats: int) -> list[dict]:  # noqa: ANN001
+def forward(model: Model, theirs, lengths: list[int], repeats: int) -> list[dict]:
     """A whole pass with the logits of every position, at each length."""
     import torch
 
@@ -102,7 +102,7 @@ def forward(model: Model, theirs, lengths: list[int], repeats: int) -> list[dict
     return rows
 
 
-def decode(model: Model, theirs, tokens: int, repeats: int) -> list[dict]:  # noqa: ANN001
+def decode(model: Model, theirs, tokens: int, repeats: int) -> list[dict]:
     """`tokens` greedy steps after a prompt of 16, with each side's cache."""
     import torch
 
