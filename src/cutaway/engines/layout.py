@@ -91,7 +91,7 @@ class Layout:
     @property
     def rows(self) -> int:
         """T: the tokens of all sequences together."""
-        return self.segments[-1].stop if self.segments else 0
+        return self.blocks[-1].stop if self.blocks else 0
 
     @cached_property
     def positions(self) -> np.ndarray:
