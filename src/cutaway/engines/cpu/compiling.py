@@ -1,68 +1,125 @@
 """Compiling kernels once for each machine: where the compiled code is kept and when it is out of date."""
 
+import ctypes
 import hashlib
+import struct
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
+from numba import prange, types
 
 from cutaway.engines.cpu import threads
+from cutaway.engines.cpu.vectors import call_part
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
 
 class Kernel:
-    """A compiled function of integers (addresses, sizes) and floats; called, it computes.
+    """A compiled function that does one of `parts` equal shares of some work; called, it does all of it.
 
-    `name` is what a first use says on the terminal while it compiles.
+    The function takes the address of its packed arguments, its part and the number of parts. `name` is what
+    a first use says on the terminal while it compiles; `layout` gives the types of the arguments as
+    `struct` has them (q: integer or address, d: float).
     """
 
-    def __init__(self, function: Callable[..., None], name: str, parallel: bool) -> None:
+    def __init__(self, function: Callable[[int, int, int], None], name: str, layout: str) -> None:
         self.name = name
-        self._parallel = parallel
-        self._compiled = _compile(function, parallel)
-        self._used = False
+        self._function = function
+        self._pack = struct.Struct(layout).pack_into
+        self._address = 0
+        self._one_at_a_time = threading.Lock()
 
-    def __call__(self, *arguments: int | float) -> None:
-        if not self._used:
-            self._announce()
-            self._used = True
-        if self._parallel:
-            threads.launch(self._compiled, *arguments)
-        else:
-            self._compiled(*arguments)
+    def __call__(self, *arguments: int | float, parts: int = 1) -> None:
+        if not self._address:
+            self._prepare()
+        buffer, packed = _argument_buffer()
+        self._pack(buffer, 0, *arguments)
+        threads.launch(self._address, packed, parts)
 
-    def _announce(self) -> None:
-        """Say on a terminal, once for a machine and kernel, why the first use takes a while."""
-        folder = _kernel_folder()
-        mark = Path(folder, self.name.replace(" ", "_") + ".used") if folder else None
-        if mark is not None and mark.exists():
-            return
-        if sys.stderr.isatty():
-            print(f"Compiling the kernel for {self.name}, once for this machine …", file=sys.stderr)
-        if mark is not None:
-            try:
-                mark.touch()
-            except OSError:
-                return
+    def _prepare(self) -> None:
+        with self._one_at_a_time:
+            if not self._address:
+                _announce(self.name)
+                self._address = _compile(self._function)
 
 
-def _compile(function: Callable[..., None], parallel: bool) -> Any:
-    """Numba's dispatcher: it compiles, or loads what an earlier process compiled, at the first call.
+_local = threading.local()
+
+
+def _argument_buffer() -> tuple[Any, int]:
+    """Where this Python thread packs the arguments of its kernels."""
+    try:
+        kept: tuple[Any, int] = _local.buffer
+    except AttributeError:
+        buffer = ctypes.create_string_buffer(256)
+        kept = _local.buffer = (buffer, ctypes.addressof(buffer))
+    return kept
+
+
+def _announce(name: str) -> None:
+    """Say on a terminal, once for a machine and kernel, why the first use takes a while."""
+    folder = _kernel_folder()
+    mark = Path(folder, name.replace(" ", "_") + ".used") if folder else None
+    if mark is not None and mark.exists():
+        return
+    if sys.stderr.isatty():
+        print(f"Compiling the kernel for {name}, once for this machine …", file=sys.stderr)
+    if mark is not None:
+        with suppress(OSError):
+            mark.touch()
+
+
+_alive: list[Any] = []  # compiled functions; their code goes when they do
+
+
+def _compile(function: Callable[[int, int, int], None]) -> int:
+    """Where the compiled function lies; compiled now, or loaded as an earlier process left it.
 
     No fast-math: every sum keeps the order in which it is written, so that its bits never depend on how
-    many rows are computed together. The GIL is released.
+    many rows are computed together.
     """
+    compiled = _cached(lambda keep: numba.cfunc(_SIGNATURE, cache=keep, error_model="numpy")(function))
+    _alive.append(compiled)
+    return compiled.address
+
+
+_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+
+
+def _cached(compile_with: Callable[[bool], Any]) -> Any:
+    """Let Numba compile with our folder as its cache, or, where that fails, without one."""
     folder = _kernel_folder()
+    if folder is None:
+        return compile_with(False)
     before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder or before
+    numba.config.CACHE_DIR = folder
     try:
-        return numba.njit(cache=folder is not None, parallel=parallel, nogil=True, error_model="numpy")(function)
+        return compile_with(True)
+    except OSError:  # a full disk, or a cache damaged by one
+        return compile_with(False)
     finally:
         numba.config.CACHE_DIR = before
+
+
+@cache
+def parallel_runner() -> Any:
+    """The one function that Numba's threads run: each part of a kernel, given by its address."""
+
+    def run_parts(function: int, arguments: int, parts: int) -> None:
+        for part in prange(parts):
+            call_part(function, arguments, part, parts)
+
+    return _cached(
+        lambda keep: numba.njit(
+            types.void(*(types.int64,) * 3), cache=keep, parallel=True, nogil=True, error_model="numpy"
+        )(run_parts)
+    )
 
 
 @cache

@@ -7,7 +7,6 @@ many, so that a row's bits depend on its own values alone.
 from functools import cache
 
 import numpy as np
-from numba import prange
 from numba.extending import register_jitable
 
 from cutaway.engines.cpu.compiling import Kernel, place
@@ -15,6 +14,8 @@ from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.cpu.vectors import (
     LANES,
     address,
+    arguments,
+    as_float,
     everywhere,
     exponential,
     float_at,
@@ -83,48 +84,49 @@ def _gelu(x):  # type: ignore[no-untyped-def]
     return times(x, share)
 
 
-def _activation(x: int, out: int, n: int, kind: int, parts: int) -> None:
-    for part in prange(parts):
-        steps = (n + LANES - 1) // LANES
-        for step in _rows_of(part, parts, steps):
-            at = step * LANES
-            left = n - at
-            value = floats_upto(address(x) + at * 4, left)
-            if kind == 0:
-                value = _relu(value)
-            elif kind == 1:
-                value = _silu(value)
-            elif kind == 2:
-                value = _gelu(value)
-            else:
-                value = _gelu_tanh(value)
-            put_upto(address(out) + at * 4, value, left)
+def _activation(given: int, part: int, parts: int) -> None:
+    x, out, n, kind = arguments(given, 4)
+    steps = (n + LANES - 1) // LANES
+    for step in _rows_of(part, parts, steps):
+        at = step * LANES
+        left = n - at
+        value = floats_upto(address(x) + at * 4, left)
+        if kind == 0:
+            value = _relu(value)
+        elif kind == 1:
+            value = _silu(value)
+        elif kind == 2:
+            value = _gelu(value)
+        else:
+            value = _gelu_tanh(value)
+        put_upto(address(out) + at * 4, value, left)
 
 
-def _softmax(scores: int, rows: int, width: int, parts: int) -> None:
-    for part in prange(parts):
-        for row in _rows_of(part, parts, rows):
-            start = address(scores) + row * width * 4
-            best = everywhere(np.float32(-np.inf))
-            for at in range(0, width - width % LANES, LANES):
-                best = greater(floats_upto(start + at * 4, width - at), best)
-            highest = greatest(best)
-            for at in range(width - width % LANES, width):
-                highest = max(highest, float_at(start + at * 4))
-            shift = everywhere(-highest)
-            sums = everywhere(np.float32(0))
-            for at in range(0, width, LANES):
-                left = width - at
-                power = exponential(plus(floats_upto(start + at * 4, left), shift))
-                put_upto(start + at * 4, power, left)
-                sums = plus(sums, floats_upto(start + at * 4, left))
-            whole = everywhere(total(sums))
-            for at in range(0, width, LANES):
-                left = width - at
-                put_upto(start + at * 4, over(floats_upto(start + at * 4, left), whole), left)
+def _softmax(given: int, part: int, parts: int) -> None:
+    scores, rows, width = arguments(given, 3)
+    for row in _rows_of(part, parts, rows):
+        start = address(scores) + row * width * 4
+        best = everywhere(np.float32(-np.inf))
+        for at in range(0, width - width % LANES, LANES):
+            best = greater(floats_upto(start + at * 4, width - at), best)
+        highest = greatest(best)
+        for at in range(width - width % LANES, width):
+            highest = max(highest, float_at(start + at * 4))
+        shift = everywhere(-highest)
+        sums = everywhere(np.float32(0))
+        for at in range(0, width, LANES):
+            left = width - at
+            power = exponential(plus(floats_upto(start + at * 4, left), shift))
+            put_upto(start + at * 4, power, left)
+            sums = plus(sums, floats_upto(start + at * 4, left))
+        whole = everywhere(total(sums))
+        for at in range(0, width, LANES):
+            left = width - at
+            put_upto(start + at * 4, over(floats_upto(start + at * 4, left), whole), left)
 
 
-def _mask(scores: int, heads: int, rows: int, width: int, first: int, last: int) -> None:
+def _mask(given: int, part: int, parts: int) -> None:
+    scores, heads, rows, width, first, last = arguments(given, 6)
     from_row, to_row = address(first), address(last)
     for head in range(heads):
         for row in range(rows):
@@ -137,47 +139,38 @@ def _mask(scores: int, heads: int, rows: int, width: int, first: int, last: int)
                 put_one(start + key * 4, np.float32(-np.inf))
 
 
-def _norm(x: int, gain: int, bias: int, out: int, rows: int, width: int, eps: float, centre: int, parts: int) -> None:
-    for part in prange(parts):
-        for row in _rows_of(part, parts, rows):
-            start, target = address(x) + row * width * 4, address(out) + row * width * 4
-            mean = np.float32(0)
-            if centre:
-                sums = everywhere(np.float32(0))
-                for at in range(0, width, LANES):
-                    sums = plus(sums, floats_upto(start + at * 4, width - at))
-                mean = total(sums) / np.float32(width)
-            shift = everywhere(-mean)
-            squares = everywhere(np.float32(0))
+def _norm(given: int, part: int, parts: int) -> None:
+    x, gain, bias, out, rows, width, bits_of_eps, centre = arguments(given, 8)
+    eps = as_float(bits_of_eps)
+    for row in _rows_of(part, parts, rows):
+        start, target = address(x) + row * width * 4, address(out) + row * width * 4
+        mean = np.float32(0)
+        if centre:
+            sums = everywhere(np.float32(0))
             for at in range(0, width, LANES):
-                # Lanes beyond the width hold 0 − mean: they are put out and read back as zeros.
-                put_upto(target + at * 4, plus(floats_upto(start + at * 4, width - at), shift), width - at)
-                value = floats_upto(target + at * 4, width - at)
-                squares = fused(value, value, squares)
-            size = np.float32(np.sqrt(total(squares) / np.float32(width) + np.float32(eps)))
-            divisor = everywhere(size)
-            for at in range(0, width, LANES):
-                left = width - at
-                value = over(floats_upto(target + at * 4, left), divisor)
-                value = times(value, floats_upto(address(gain) + at * 4, left))
-                if bias != 0:
-                    value = plus(value, floats_upto(address(bias) + at * 4, left))
-                put_upto(target + at * 4, value, left)
+                sums = plus(sums, floats_upto(start + at * 4, width - at))
+            mean = total(sums) / np.float32(width)
+        shift = everywhere(-mean)
+        squares = everywhere(np.float32(0))
+        for at in range(0, width, LANES):
+            # Lanes beyond the width hold 0 − mean: they are put out and read back as zeros.
+            put_upto(target + at * 4, plus(floats_upto(start + at * 4, width - at), shift), width - at)
+            value = floats_upto(target + at * 4, width - at)
+            squares = fused(value, value, squares)
+        size = np.float32(np.sqrt(total(squares) / np.float32(width) + eps))
+        divisor = everywhere(size)
+        for at in range(0, width, LANES):
+            left = width - at
+            value = over(floats_upto(target + at * 4, left), divisor)
+            value = times(value, floats_upto(address(gain) + at * 4, left))
+            if bias != 0:
+                value = plus(value, floats_upto(address(bias) + at * 4, left))
+            put_upto(target + at * 4, value, left)
 
 
-def _rotate(
-    x: int,  # address of float32 [heads, rows, width] with these steps, in bytes, over heads and rows
-    head_step: int,
-    row_step: int,
-    cosines: int,  # float32 [rows, pairs]
-    sines: int,
-    out: int,  # float32 [heads, rows, width]
-    heads: int,
-    rows: int,
-    width: int,
-    pairs: int,
-    adjacent: int,
-) -> None:
+def _rotate(given: int, part: int, parts: int) -> None:
+    # x: [heads, rows, width] with steps in bytes over heads and rows; cosines, sines: [rows, pairs]
+    x, head_step, row_step, cosines, sines, out, heads, rows, width, pairs, adjacent = arguments(given, 11)
     second = 4 if adjacent else 4 * pairs  # from a pair's first coordinate to its second, in bytes
     step = 8 if adjacent else 4  # from pair to pair
     for head in range(heads):
@@ -198,11 +191,11 @@ def _rotate(
 def _kernels() -> dict[str, Kernel]:
     """All of them; each compiles at its first use."""
     return {
-        "activation": Kernel(_activation, "non-linearities", parallel=True),
-        "softmax": Kernel(_softmax, "softmax", parallel=True),
-        "norm": Kernel(_norm, "norms", parallel=True),
-        "mask": Kernel(_mask, "masks", parallel=False),
-        "rotate": Kernel(_rotate, "rotary positions", parallel=False),
+        "activation": Kernel(_activation, "non-linearities", "qqqq"),
+        "softmax": Kernel(_softmax, "softmax", "qqq"),
+        "norm": Kernel(_norm, "norms", "qqqqqqdq"),
+        "mask": Kernel(_mask, "masks", "qqqqqq"),
+        "rotate": Kernel(_rotate, "rotary positions", "qqqqqqqqqqq"),
     }
 
 
@@ -212,13 +205,13 @@ def _parts(n: int) -> int:
 
 def activate(x: np.ndarray, out: np.ndarray, kind: str) -> None:
     """The non-linearity `kind` of every element; both contiguous and of one size."""
-    _kernels()["activation"](place(x), place(out), x.size, _ACTIVATIONS[kind], _parts(x.size))
+    _kernels()["activation"](place(x), place(out), x.size, _ACTIVATIONS[kind], parts=_parts(x.size))
 
 
 def softmax(scores: np.ndarray) -> None:
     """Each row of a contiguous array to weights that sum to 1, in place."""
     width = scores.shape[-1]
-    _kernels()["softmax"](place(scores), scores.size // width, width, _parts(scores.size))
+    _kernels()["softmax"](place(scores), scores.size // width, width, parts=_parts(scores.size))
 
 
 def mask(scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
@@ -232,7 +225,7 @@ def norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float, c
     width = x.shape[-1]
     shift = 0 if bias is None else place(bias)
     _kernels()["norm"](
-        place(x), place(gain), shift, place(out), x.size // width, width, eps, int(centre), _parts(x.size)
+        place(x), place(gain), shift, place(out), x.size // width, width, eps, int(centre), parts=_parts(x.size)
     )
 
 

@@ -80,7 +80,8 @@ class CpuEngine:
         scratch = self._scratch("rows", self._threads * 2 * d_in)
         few_rows(weight.kind)(
             *(*_stored(weight), d_out, d_in, place(x), len(x), place(y)),
-            *(place(scratch), self._threads),
+            place(scratch),
+            parts=self._threads,
         )
 
     def _many(self, x: np.ndarray, weight: Weight, y: np.ndarray, blocks: Sequence[RowBlock]) -> None:
@@ -104,7 +105,7 @@ class CpuEngine:
         if weight.kind == "F32" and weight.order is None and rows.ctypes.data % 4 == 0:
             return rows[first:last].view(np.float32)
         tile = self._scratch("tile", (last - first) * d_in)
-        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile), self._threads)
+        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile), parts=self._threads)
         return tile.reshape(last - first, d_in)
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:

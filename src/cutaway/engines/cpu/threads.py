@@ -6,11 +6,13 @@ region in 5 to 10 microseconds, `workqueue` in about 100. So `omp` comes first w
 `workqueue` where it is installed. NUMBA_THREADING_LAYER, if set, decides instead.
 
 `workqueue` ends the process when two threads start kernels at once, so one lock covers every start; `omp`
-ends a forked child that starts one, so a child is refused first, with a sentence.
+ends a forked child that starts one, so a child computes in its one thread.
 """
 
+import ctypes
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -102,31 +104,39 @@ def _quota(folder: Path) -> float:
         return inf
 
 
-def launch(kernel: Any, *arguments: int | float) -> None:
-    """Run a parallel kernel; one at a time in a process, whichever Python thread asks.
+def launch(function: int, arguments: int, parts: int) -> None:
+    """Run all parts of the kernel at an address, on as many threads; one kernel at a time in a process.
 
-    Raises CutawayError in a process that was forked after its parent had computed.
+    A single part runs at once in the calling thread, and so does everything in a forked child, one part
+    after another: the numbers are the same. The GIL is released meanwhile.
     """
-    if _forked:
-        raise CutawayError(
-            "This process was forked from one that had already computed with the cpu engine, whose threads a "
-            'fork does not copy. Start workers with the "spawn" method, or load the model with engine="numpy".'
-        )
+    if parts == 1 or _forked:
+        call = _NATIVE(function)
+        for part in range(parts):
+            call(arguments, part, parts)
+        return
     with _lock:
         if not getattr(_local, "ready", False):
             _prepare()
-        kernel(*arguments)
+        _runner(function, arguments, parts)
+
+
+_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_runner: Callable[[int, int, int], None]
 
 
 def _prepare() -> None:
     """Choose the layer, once, and tell Numba how many threads this Python thread's kernels get."""
-    global _started
+    global _started, _runner
     count = thread_count()
     if not _started:
+        from cutaway.engines.cpu.compiling import parallel_runner
+
         if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
             numba.config.THREADING_LAYER_PRIORITY = LAYERS
         numba.config.NUMBA_NUM_THREADS = max(count, numba.config.NUMBA_NUM_THREADS)
         _limit_blas(count)
+        _runner = parallel_runner()
         _started = True
     numba.set_num_threads(count)
     _local.ready = True
@@ -142,8 +152,6 @@ def _limit_blas(count: int) -> None:
 @cache
 def _openblas() -> Any:
     """OpenBLAS's own function that sets its number of threads; None where NumPy uses something else."""
-    import ctypes
-
     folder = Path(np.__file__).parent
     for file in [*(folder.parent / "numpy.libs").glob("*openblas*"), *(folder / ".dylibs").glob("*openblas*")]:
         try:
@@ -158,7 +166,12 @@ def _openblas() -> Any:
 
 def describe() -> dict[str, str | int]:
     """What computes here, for `cutaway doctor`: threads and why, Numba and its layer, NumPy and its BLAS."""
-    _run_something()
+    with _lock:
+        if not _started and not _forked:
+            _prepare()
+            _runner(0, 0, 0)  # Numba names the layer only once it runs
+    layer = "none" if _forked else numba.threading_layer()
+    why = "this process was forked while its parent computed" if _forked else _layer_why(layer)
     config: Any = np.show_config(mode="dicts")
     blas = config["Build Dependencies"]["blas"]
     reason = "CUTAWAY_THREADS" if os.environ.get("CUTAWAY_THREADS", "").strip() else "processors it may use"
@@ -166,8 +179,8 @@ def describe() -> dict[str, str | int]:
         "threads": thread_count(),
         "threads_from": reason,
         "processors": os.cpu_count() or 1,
-        "layer": numba.threading_layer(),
-        "layer_why": _layer_why(numba.threading_layer()),
+        "layer": layer,
+        "layer_why": why,
         "numba": numba.__version__,
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
@@ -181,11 +194,3 @@ def _layer_why(layer: str) -> str:
         "omp": "OpenMP, the quickest to start",
         "tbb": "Intel TBB; OpenMP, which starts quicker, is not on this system (libgomp)",
     }.get(layer, "Numba's own; neither OpenMP (libgomp) nor TBB is on this system, and small models run slower")
-
-
-def _run_something() -> None:
-    """Start the layer, which Numba names only once it runs."""
-    from cutaway.engines.cpu.elementwise import activate
-
-    x = np.zeros(1, np.float32)
-    activate(x, x, "relu")

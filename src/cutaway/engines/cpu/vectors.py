@@ -178,6 +178,35 @@ def _add(place: Any, offset: Any) -> Any:
     return add
 
 
+@intrinsic(prefer_literal=True)
+def arguments(typing_context, packed, count):  # type: ignore[no-untyped-def]
+    """The first `count` of a kernel's arguments, integers of 64 bits that lie packed at an address."""
+    if not isinstance(count, types.IntegerLiteral):
+        return None
+    result = types.UniTuple(types.int64, count.literal_value)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        first = builder.inttoptr(values[0], I64.as_pointer())
+        numbers = [builder.load(builder.gep(first, [I64(i)])) for i in range(count.literal_value)]
+        return context.make_tuple(builder, result, numbers)
+
+    return result(types.int64, count), generate
+
+
+@operation(types.void, *(types.int64,) * 4)
+def call_part(builder: Any, function: Any, packed: Any, part: Any, parts: Any) -> Any:
+    """Call the compiled kernel that lies at an address."""
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [packed, part, parts])
+    return ir.Constant(I8.as_pointer(), None)
+
+
+@operation(types.float32, types.int64)
+def as_float(builder: Any, bits: Any) -> Any:
+    """The float64 with these 64 bits, rounded to float32: how a kernel is given a number that is not whole."""
+    return builder.fptrunc(builder.bitcast(bits, ir.DoubleType()), ir.FloatType())
+
+
 @operation(FLOATS, ADDRESS)
 def floats_at(builder: Any, address: Any) -> Any:
     """Sixteen float32."""
