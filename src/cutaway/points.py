@@ -109,6 +109,9 @@ GLOBAL_LAST = ("final.norm", "logits")
 IN_LAYER = tuple(name for name in POINTS if name not in GLOBAL_FIRST + GLOBAL_LAST)
 
 
+_LAYERED = re.compile(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)")
+
+
 @dataclass(frozen=True)
 class Point:
     """One address: a name and, for what stands in a layer, its layer. `str(point)` is `layers.3.attn.pattern`."""
@@ -207,30 +210,35 @@ def parse_point(text: str | Point, spec: ModelSpec) -> Point:
 
 
 def _matches(pattern: str, available: list[Point], n_layers: int) -> list[Point]:
-    layered = re.fullmatch(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)", pattern)
+    layered = _LAYERED.fullmatch(pattern)
     if layered is None:
         return [point for point in available if fnmatchcase(str(point), pattern)]
     which, name = layered.groups()
-    if which == "*":
-        layers = range(n_layers)
-    elif ":" in which:
-        start, stop = (int(end) if end else None for end in which.split(":"))
-        layers = range(n_layers)[start:stop]
-    else:
-        index = int(which)
-        layers = range(n_layers)[index:][:1] if -n_layers <= index < n_layers else range(0)
+    layers = _layers(which, n_layers)
     return [p for p in available if p.layer is not None and p.layer in layers and fnmatchcase(p.name, name)]
 
 
+def _layers(which: str, n_layers: int) -> range:
+    """The layers that "3", "-1", "5:8" or "*" name; none where there are no such layers."""
+    if which == "*":
+        return range(n_layers)
+    if ":" in which:
+        start, stop = (int(end) if end else None for end in which.split(":"))
+        return range(n_layers)[start:stop]
+    index = int(which)
+    return range(n_layers)[index:][:1] if -n_layers <= index < n_layers else range(0)
+
+
 def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> str:
-    layer = re.match(r"layers\.(-?\d+)\.", pattern)
-    if layer and not -spec.n_layers <= int(layer[1]) < spec.n_layers:
+    layered = _LAYERED.fullmatch(pattern)
+    which, name = layered.groups() if layered else ("*", pattern)
+    layers = _layers(which, spec.n_layers)
+    if not layers:
         return f"No point {pattern!r}: {spec.name} has layers 0 to {spec.n_layers - 1}."
-    name = re.sub(r"^layers\.[^.]*\.", "", pattern)
     if name in POINTS:
         if name in IN_LAYER and name == pattern:
             return f"{name!r} stands in every layer: say which, as in 'layers.0.{name}' or 'layers.*.{name}'."
-        reason = _why_absent(name, spec)
+        reason = _why_absent(name, spec, layers)
         if reason:
             return f"No point {pattern!r}: {reason}."
     names = {str(point): None for point in available}
@@ -238,23 +246,24 @@ def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> s
     return f"No point {pattern!r} in {spec.name}; the closest are {', '.join(close)}."
 
 
-def _why_absent(name: str, spec: ModelSpec) -> str | None:
+def _why_absent(name: str, spec: ModelSpec, layers: range) -> str | None:
+    """Why these layers, or the whole model, lack a point; a layer is named where the others are not like it."""
+    who, kind = spec.name, "models"
+    if any(name in layer_names(spec, i) for i in range(spec.n_layers)):
+        who, kind = f"layer {layers[0]} of {spec.name}", "layers"
     positions = f"{spec.positions.kind} positions" if spec.positions is not None else "no positions in its attention"
-    pre_norm_only = (
-        "has its norms after the sum"
-        if spec.same_in_all_layers("placement") == "post"
-        else "has no norms in its layers"
-    )
+    what = spec.layers[layers[0]]
+    no_norm_before = "has no norms in its layers" if what.norm is None else "has its norms after the sum"
     reasons = {
-        "attn.q_rot": f"{spec.name} has {positions}, nothing turns its queries",
-        "attn.k_rot": f"{spec.name} has {positions}, nothing turns its keys",
+        "attn.q_rot": f"{who} has {positions}, nothing turns its queries",
+        "attn.k_rot": f"{who} has {positions}, nothing turns its keys",
         "embed.positions": f"{spec.name} adds no positions to its embedding",
         "embed.norm": f"{spec.name} has no norm after its embedding",
         "final.norm": f"{spec.name} has no final norm; its head reads layers.{spec.n_layers - 1}.resid_post",
-        "mlp.gate": f"the feed-forward of {spec.name} has no gate",
-        "attn.norm": f"{spec.name} {pre_norm_only}",
-        "mlp.norm": f"{spec.name} {pre_norm_only}",
-        "attn.sum": f"only post-norm models have it, and {spec.name} is none",
-        "mlp.sum": f"only post-norm models have it, and {spec.name} is none",
+        "mlp.gate": f"the feed-forward of {who} has no gate",
+        "attn.norm": f"{who} {no_norm_before}",
+        "mlp.norm": f"{who} {no_norm_before}",
+        "attn.sum": f"only post-norm {kind} have it, and {who} is none",
+        "mlp.sum": f"only post-norm {kind} have it, and {who} is none",
     }
     return reasons.get(name)

@@ -4,16 +4,11 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from cutaway.errors import CutawayError
-from cutaway.spec.model import (
-    Activation,
-    AttentionSpec,
-    FeedForwardSpec,
-    LayerSpec,
-    ModelSpec,
-    NormSpec,
-    PositionsSpec,
-    RotarySpec,
-)
+from cutaway.spec.attention import AttentionSpec
+from cutaway.spec.feedforward import Activation, FeedForwardSpec
+from cutaway.spec.model import LayerSpec, ModelSpec
+from cutaway.spec.norm import NormSpec
+from cutaway.spec.positions import PositionsSpec, RotarySpec
 
 
 def toy() -> ModelSpec:

@@ -32,17 +32,18 @@ class Count:
 
     def kv_bytes(self, tokens: int, bytes_per_value: int = 4) -> int:
         """Bytes of the keys and values that `tokens` tokens leave in the cache, over all layers (chapter 15.3)."""
-        values = sum(2 * layer.attention.n_kv_heads * layer.attention.d_head for layer in self.spec.layers)
-        return values * tokens * bytes_per_value
+        return sum(layer.attention.cached_values for layer in self.spec.layers) * tokens * bytes_per_value
 
 
 def _part(name: str) -> str:
-    if ".norm." in name:
+    if name.rpartition(".")[0].endswith("norm"):
         return "norms"
     for marker, part in (
         (".attn.", "attention"),
         (".mlp.", "feed_forward"),
+        (".moe.", "feed_forward"),
         ("embed.positions", "positions"),
+        ("embed.types", "positions"),
     ):
         if marker in name:
             return part
