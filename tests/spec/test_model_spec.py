@@ -27,21 +27,21 @@ REFUSED = {
     "The rotary dims is 3; it must be a positive even number.": lambda: RotarySpec(1e4, 3),
     "The rotary dims is 0; it must be a positive even number.": lambda: RotarySpec(1e4, 0),
     "The rotary pairing is 'odd'; it must be 'halves' or 'adjacent'.": lambda: RotarySpec(1e4, 4, "odd"),
-    "The n_heads is 0; it must be a positive number.": lambda: AttentionSpec(0, 1, 4),
-    "The n_kv_heads is 0; it must be a positive number.": lambda: AttentionSpec(2, 0, 4),
-    "The d_head is -4; it must be a positive number.": lambda: AttentionSpec(2, 2, -4),
+    "The n_heads is 0; it must be a positive whole number.": lambda: AttentionSpec(0, 1, 4),
+    "The n_kv_heads is 0; it must be a positive whole number.": lambda: AttentionSpec(2, 0, 4),
+    "The d_head is -4; it must be a positive whole number.": lambda: AttentionSpec(2, 2, -4),
     "The n_kv_heads is 2; it must be a divisor of n_heads = 3, so that every key head serves as many query heads.": (
         lambda: AttentionSpec(3, 2, 4)
     ),
-    "The rotary dims is 8; it must be at most d_head = 4.": lambda: AttentionSpec(2, 2, 4, rotary=RotarySpec(1e4, 8)),
+    "The rotary dims is 8; it must be at most 4.": lambda: AttentionSpec(2, 2, 4, rotary=RotarySpec(1e4, 8)),
     "The attention scale is 0.0; it must be a positive number.": lambda: AttentionSpec(2, 2, 4, scale=0.0),
-    "The d_ff is 0; it must be a positive number.": lambda: FeedForwardSpec(0, "relu"),
+    "The d_ff is 0; it must be a positive whole number.": lambda: FeedForwardSpec(0, "relu"),
     "The activation is 'tanh'; it must be one of gelu, gelu_tanh, relu, silu.": lambda: FeedForwardSpec(8, "tanh"),
     "The norm placement is 'both'; it must be 'pre' or 'post'.": lambda: replace(LAYER, placement="both"),
     "The kind of positions is 'alibi'; it must be 'learned' or 'sinusoidal'.": lambda: PositionsSpec("alibi"),
     "The n_max of learned positions is None; it must be a positive number.": lambda: PositionsSpec("learned"),
-    "The vocab_size is 0; it must be a positive number.": lambda: ModelSpec("m", 0, 4, (LAYER,)),
-    "The d_model is 0; it must be a positive number.": lambda: ModelSpec("m", 9, 0, (LAYER,)),
+    "The vocab_size is 0; it must be a positive whole number.": lambda: ModelSpec("m", 0, 4, (LAYER,)),
+    "The d_model is 0; it must be a positive whole number.": lambda: ModelSpec("m", 9, 0, (LAYER,)),
     "The number of layers is 0; it must be at least 1.": lambda: ModelSpec("m", 9, 4, ()),
     "The d_model is 5; it must be even for sinusoidal positions.": (
         lambda: ModelSpec("m", 9, 5, (LAYER,), PositionsSpec("sinusoidal"))

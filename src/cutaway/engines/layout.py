@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 
+from cutaway.errors import CutawayError
+
 CHUNK = 256  # rows of the largest product: large enough for BLAS to run at full speed
 BLOCK = 64  # rows of a smaller one, and of a block of attention queries
 FEW = 16  # up to this many left-over rows are computed row by row
@@ -107,9 +109,16 @@ class Layout:
         """How these rows alone are multiplied so that they come out as they would among all the others.
 
         `rows` ascend. Each keeps its place in a block of at most BLOCK rows, whoever is left out around it;
-        what is multiplied is `x[rows]`.
+        what is multiplied is `x[rows]`. Raises CutawayError for rows that do not ascend, or are not there.
         """
-        asked, blocks, at = set(rows), [], 0
+        asked_rows = list(rows)
+        if asked_rows != sorted(set(asked_rows)) or (
+            asked_rows and not 0 <= asked_rows[0] <= asked_rows[-1] < self.rows
+        ):
+            raise CutawayError(
+                f"The rows asked for are {asked_rows}; they must be ascending, each from 0 to {self.rows - 1}."
+            )
+        asked, blocks, at = set(asked_rows), [], 0
         for block in (block for segment in self.segments for block in row_blocks(segment, BLOCK)):
             run: list[int] = []
             for row in range(block.start, block.stop + 1):
