@@ -1,0 +1,128 @@
+"""The command line: one file per command, of which only the one that was asked for is imported.
+
+Exit codes: 0 done, 1 a check did not hold, 2 something was asked for that cannot be, 130 interrupted, 141
+nobody reads the output any more.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+
+from cutaway.errors import CutawayError
+
+# command → what it is for, and a line that works when it is pasted
+COMMANDS: dict[str, tuple[str, str]] = {
+    "trace": ("Run a model on a text and show every stage of the pass.", 'cutaway trace "the cat sat on it"'),
+    "generate": ("Continue a text, token by token.", 'cutaway generate "The capital of France is" --max-tokens 20'),
+    "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
+    "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
+    "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),
+    "doctor": ("Say what this installation runs on, and what is wrong with it.", "cutaway doctor"),
+}
+
+_SUMMARY = "See inside a transformer while it runs: its whole forward pass, every intermediate named."
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's own where not given) and return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _write_unicode()
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except SystemExit as end:  # how argparse ends: 0 after --help, 2 for what it cannot read
+        return _flushed(end.code if isinstance(end.code, int) else 2)
+    except CutawayError as error:
+        _flushed(0)
+        print(f"cutaway: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _nobody_reads()
+        return 141
+    except MemoryError:
+        print("cutaway: memory ran out; a shorter prompt or fewer points need less.", file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.filename is not None:  # not the output: a fault of ours, which is told in full
+            raise
+        _nobody_reads()
+        print(f"cutaway: the output could not be written: {error.strerror or error}.", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] in COMMANDS:
+        name = arguments[0]
+        command = import_module(f"cutaway.cli.{name}")
+        parser = _parser(f"cutaway {name}", *COMMANDS[name])
+        command.add_arguments(parser)
+        code: int = command.run(parser.parse_args(arguments[1:]))
+        return code
+    parser = _top_parser()
+    if not arguments:
+        parser.print_help()
+        return 2
+    parser.parse_args(arguments[:1])
+    return 0
+
+
+def _parser(program: str, purpose: str, example: str) -> argparse.ArgumentParser:
+    # Abbreviations would make every new option a possible break of somebody's script.
+    return argparse.ArgumentParser(
+        prog=program,
+        description=purpose,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    from cutaway import __version__
+
+    wide = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:<{wide}}  {purpose}" for name, (purpose, _) in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="cutaway",
+        usage="cutaway COMMAND …",
+        description=f"{_SUMMARY}\n\ncommands:\n{listed}",
+        epilog=f"Each command tells more: cutaway trace --help.\nA beginning:\n  {COMMANDS['trace'][1]}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"cutaway {__version__}")
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS)
+    return parser
+
+
+def _write_unicode() -> None:
+    """Let output be UTF-8 where it is read by programs, and never fail on a character a terminal cannot show."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):
+            if (stream.encoding or "").lower().replace("-", "") != "utf8":
+                if stream.isatty():
+                    stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+                else:
+                    stream.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+
+
+def _flushed(code: int) -> int:
+    """`code`, once what was printed is out; 141 where nobody takes it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _nobody_reads()
+        return 141
+    return code
+
+
+def _nobody_reads() -> None:
+    """Send the rest of the output nowhere, or Python would complain once more on its way out."""
+    with suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

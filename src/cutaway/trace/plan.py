@@ -29,6 +29,9 @@ SUMMARY = (
     "final.norm",
 )
 
+# What the overview of a pass reads of every layer: what is added to the stream, the stream, who listens to whom.
+OVERVIEW = ("attn.out", "mlp.out", "resid_post", "attn.pattern")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -57,6 +60,11 @@ def make_plan(spec: ModelSpec, points: Iterable[str | Point] | None, *, stored: 
     for point in chosen:
         kept.update([point] if stored and point.name in ROW_BLOCKS else made_from(spec, point))
     return Plan(tuple(chosen), frozenset(kept), stored)
+
+
+def overview_points(spec: ModelSpec, layer: int) -> list[Point]:
+    """What a drawing of the pass reads: all of one layer, the overview of the others, all outside the layers."""
+    return [point for point in points_of(spec) if point.layer in (None, layer) or point.name in OVERVIEW]
 
 
 def made_from(spec: ModelSpec, point: Point) -> list[Point]:

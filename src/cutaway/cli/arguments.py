@@ -1,0 +1,83 @@
+"""What several commands take: a model and an engine, a prompt, numbers."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from cutaway.errors import CutawayError
+
+if TYPE_CHECKING:
+    from cutaway.model import Model
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """--model, --engine and --dtype."""
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        default=DEFAULT_MODEL,
+        help="a name (cutaway models lists them), a GGUF file, a folder with config.json and safetensors, or "
+        f"hf:owner/name; {DEFAULT_MODEL} if not given",
+    )
+    add_engine(parser)
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """--engine and --dtype."""
+    parser.add_argument("--engine", default="auto", metavar="ENGINE", help="auto (if not given), cpu or numpy")
+    parser.add_argument("--dtype", metavar="DTYPE", help="float32, or float64 on the numpy engine")
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """The prompt as text, or --ids."""
+    parser.add_argument(
+        "prompt", nargs="?", help='the text; "-" reads it from standard input, without its last line break'
+    )
+    parser.add_argument("--ids", metavar="IDS", help='token ids in place of a text, as in --ids "0 5 6"')
+
+
+def read_prompt(options: argparse.Namespace) -> str | list[int]:
+    """The prompt that was given. Raises CutawayError where there is none, or two."""
+    if options.ids is not None and options.prompt is not None:
+        raise CutawayError("Both a text and --ids were given; give one of them.")
+    if options.ids is not None:
+        return read_ids(options.ids)
+    if options.prompt is None:
+        raise CutawayError('There is no prompt: give a text in quotation marks, "-" for standard input, or --ids.')
+    return _from_stdin() if options.prompt == "-" else str(options.prompt)
+
+
+def read_ids(text: str) -> list[int]:
+    """ "0 5 6" or "0, 5, 6" as numbers. Raises CutawayError for anything else."""
+    ids = []
+    for word in text.replace(",", " ").split():
+        if not (word.isascii() and word.lstrip("-").isdecimal()):
+            raise CutawayError(f'--ids holds {word!r}; token ids are whole numbers with spaces between, as in "0 5 6".')
+        ids.append(int(word))
+    return ids
+
+
+def _from_stdin() -> str:
+    try:
+        text = sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CutawayError(
+            f"Standard input is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}."
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def load_model(options: argparse.Namespace) -> "Model":
+    """The model that the options name, on the engine that they name; what slows it down is told."""
+    from cutaway.model import load
+
+    return load(options.model, engine=options.engine, dtype=options.dtype)
+
+
+def print_json(data: Any) -> None:
+    """One JSON document in UTF-8: indented for people, one line for programs. Never NaN or Infinity."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent))

@@ -1,0 +1,161 @@
+"""One head's attention pattern as a heatmap: queries down, keys across, colour and number the weight."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from cutaway.engines.layout import Segment
+from cutaway.forward.attention import visible
+from cutaway.points import POINTS
+from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.trace.page import HATCH, Page, fit, quoted, weight_style
+from cutaway.trace.report import head_index, layer_index, report
+from cutaway.trace.trace import Trace
+
+_WIDEST_CELL = 9
+_NUMBER_CELL = 5  # columns from which on a cell holds its number
+_PLAIN_KEYS = 40  # columns of a plain table
+
+
+def draw_head(
+    trace: Trace, layer: int, head: int, console: Console | None = None, *, origin: str | None = None
+) -> None:
+    """Draw the pattern of one head, under the model and the prompt.
+
+    A prompt too long for the width is pooled: each cell then shows the largest weight of a square of pairs,
+    and a sentence says so. Raises CutawayError for a layer or head that the model does not have.
+    """
+    layer = layer_index(trace.spec, layer)
+    head = head_index(trace.spec, layer, head)
+    page = Page.on(console)
+    told = report(trace, layer, head, origin=origin)
+    address = f"layers.{layer}.attn.pattern"
+    pattern = np.asarray(trace[address][head], np.float64)
+    hidden = _hidden(trace, layer, pattern)
+    labels = [quoted(token["piece"]) for token in told["tokens"]]
+    keys = [f"{position}" for position in range(trace.past)] + labels
+    draw_model(page, told)
+    draw_tokens(page, told)
+    page.heading(
+        f"{address}, head {head}: who listens to whom",
+        f"Row: the token that asks; column: the token that it reads. {POINTS['attn.pattern'].meaning.capitalize()}: "
+        f"each row's weights sum to 1. {HATCH if not page.plain else '·'} is masked: it may not be seen.",
+    )
+    if page.plain:
+        _table(page, pattern, hidden, labels, keys)
+    else:
+        _map(page, pattern, hidden, labels, keys)
+        _legend(page)
+    _strongest(page, pattern, labels, keys, trace.past)
+
+
+def _hidden(trace: Trace, layer: int, pattern: np.ndarray) -> np.ndarray:
+    """What the mask forbids, `bool [T, S]`; by the very rule of the pass."""
+    segment = Segment(0, len(trace.prompt.ids), trace.past)
+    first, last = visible(trace.spec.layers[layer].attention, segment, slice(0, segment.length))
+    keys = np.arange(pattern.shape[1])[None, :]
+    hidden = np.asarray((keys < first[:, None]) | (keys >= last[:, None]))
+    return hidden if trace._rows is None else hidden[trace._rows]
+
+
+def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[str], keys: Sequence[str]) -> None:
+    label_width = min(max(map(cell_len, labels)), max(10, page.width // 5)) + 5
+    room = page.width - label_width - 1
+    columns = pattern.shape[1]
+    cell = min(_WIDEST_CELL, max(map(cell_len, keys)) + 1, room // columns)
+    if cell < _NUMBER_CELL:
+        cell = _NUMBER_CELL if room // columns >= _NUMBER_CELL else 2
+    pool = -(-columns * cell // room)  # how many tokens share a cell, so that all fit
+    if pool > 1:
+        page.note(
+            f"{columns} tokens do not fit side by side: each cell shows the largest weight of {pool} × {pool} pairs. "
+            "--json and --save have every weight."
+        )
+        pattern, hidden = _pooled(pattern, hidden, pool)
+    _key_labels(page, keys, label_width, cell, pool)
+    for row, (weights, masked) in enumerate(zip(pattern, hidden, strict=True)):
+        token = row * pool
+        line = Text(f"{token:>4} ", style="dim")
+        line.append(fit(labels[token], label_width - 5))
+        for weight, is_masked in zip(weights, masked, strict=True):
+            line.append_text(_cell(float(weight), bool(is_masked), cell, page.coloured))
+        page.line(line)
+
+
+def _cell(weight: float, masked: bool, width: int, coloured: bool) -> Text:
+    if masked:
+        return Text(HATCH * width, style="dim")
+    if width >= _NUMBER_CELL:
+        shown = f"{weight:.2f}".center(width)
+    else:  # without colours, tenths
+        shown = " " * width if coloured else f"{min(int(weight * 10), 9)}".center(width)
+    return Text(shown, style=weight_style(weight) if coloured else "")
+
+
+def _key_labels(page: Page, keys: Sequence[str], label_width: int, cell: int, pool: int) -> None:
+    """The keys over their columns: as tokens where there is room, else every tenth position."""
+    line = Text(" " * label_width)
+    if cell >= _NUMBER_CELL and pool == 1:
+        for key in keys:
+            line.append(fit(key, cell - 1) + " ")
+    else:
+        marks = [" "] * (len(keys) // pool + 1) * cell
+        step = 5
+        for column in range(0, -(-len(keys) // pool), step):
+            for offset, digit in enumerate(str(column * pool)):
+                if column * cell + offset < len(marks):
+                    marks[column * cell + offset] = digit
+        line.append("".join(marks), style="dim")
+    page.line(line)
+
+
+def _pooled(pattern: np.ndarray, hidden: np.ndarray, pool: int) -> tuple[np.ndarray, np.ndarray]:
+    """The largest weight of each square; masked where all of the square is."""
+    rows, columns = pattern.shape
+    padding = ((0, -rows % pool), (0, -columns % pool))
+    weights = np.pad(np.where(hidden, 0.0, pattern), padding)
+    masked = np.pad(hidden, padding, constant_values=True)
+    squares = (weights.shape[0] // pool, pool, weights.shape[1] // pool, pool)
+    largest: np.ndarray = weights.reshape(squares).max((1, 3))
+    return largest, np.asarray(masked.reshape(squares).all((1, 3)))
+
+
+def _legend(page: Page) -> None:
+    line = Text("\nweight  ")
+    for weight in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
+        line.append(f"{weight:^6g}", style=weight_style(weight) if page.coloured else "")
+    line.append("  ").append(HATCH * 4, style="dim").append(" masked")
+    page.line(line)
+
+
+def _table(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[str], keys: Sequence[str]) -> None:
+    """The weights as numbers, one row a line."""
+    shown = min(pattern.shape[1], _PLAIN_KEYS)
+    if shown < pattern.shape[1]:
+        page.note(f"The first {shown} of {pattern.shape[1]} keys are shown; --json and --save have every weight.")
+    wide = min(max(map(cell_len, labels)), 20) + 1
+    page.line(" " * (wide + 11) + "".join(fit(key, 8) + " " for key in keys[:shown]))
+    for row, (weights, masked) in enumerate(zip(pattern, hidden, strict=True)):
+        cells = "".join(
+            fit("·" if m else f"{w:.4f}", 8) + " " for w, m in zip(weights[:shown], masked[:shown], strict=True)
+        )
+        page.line(f"query {row:>4} {fit(labels[row], wide)}{cells}")
+
+
+def _strongest(page: Page, pattern: np.ndarray, labels: Sequence[str], keys: Sequence[str], past: int) -> None:
+    """The strongest edges in words, those to the first token and to oneself left out where there are others."""
+    positions = np.arange(pattern.shape[0])[:, None] + past
+    columns = np.arange(pattern.shape[1])[None, :]
+    proper = np.where((columns > 0) & (columns != positions), pattern, 0.0)
+    if not proper.any():
+        return
+    best: list[Any] = np.argsort(-proper, axis=None, kind="stable")[:5].tolist()
+    page.heading("Its strongest edges", "Query → key; those to the first token and to oneself are left out.")
+    for place in best:
+        row, column = divmod(place, pattern.shape[1])
+        if proper[row, column] > 0:
+            page.line(f"{proper[row, column]:6.4f}  {labels[row]} (at {row + past}) → {keys[column]} (at {column})")

@@ -1,0 +1,111 @@
+"""One tensor of a pass in full, as a table that people can read; what does not fit is left out and said."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from cutaway.points import Point, parse_point
+from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.trace.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
+from cutaway.trace.report import head_index, report
+from cutaway.trace.trace import Trace
+
+_MOST_ROWS = 60  # of one table
+_PLAIN_COLUMNS = 16
+
+
+def draw_point(
+    trace: Trace,
+    point: str | Point,
+    console: Console | None = None,
+    *,
+    head: int | None = None,
+    origin: str | None = None,
+) -> None:
+    """Draw the tensor at `point`: one row per token, head by head where it has heads (or only `head`).
+
+    Raises CutawayError for a point that the model does not have or the trace did not keep, or a head
+    outside the layer.
+    """
+    point = parse_point(point, trace.spec)
+    page = Page.on(console)
+    layer = point.layer or 0
+    value = trace[point]
+    told = report(trace, layer, head, origin=origin)
+    info = point.info
+    draw_model(page, told)
+    draw_tokens(page, told)
+    page.heading(
+        f"{point}  [{', '.join(info.shape)}] = {list(value.shape)}",
+        f"{_sentence(info.meaning)} Why: {info.reason} (chapter {info.chapter}).",
+    )
+    pieces = [quoted(token["piece"]) for token in told["tokens"]]
+    rows = pieces if trace._rows is None else [pieces[row] for row in trace._rows]
+    keys = [str(position) for position in range(trace.past)] + pieces if info.shape[-1] == "S" else None
+    cropped = False
+    if value.ndim == 1:
+        cropped = _table(page, value[None, :], ["id"], pieces, point)
+    elif value.ndim == 2:
+        cropped = _table(page, value, rows, keys, point)
+    else:
+        heads = range(value.shape[0])
+        if head is not None:
+            index = head_index(trace.spec, layer, head)
+            n_heads = trace.spec.layers[layer].attention.n_heads
+            heads = range(index * value.shape[0] // n_heads, index * value.shape[0] // n_heads + 1)
+        for at in heads:
+            kind = "key/value head" if info.shape[0] == "H_kv" else "head"
+            page.line()
+            page.line(Text(f"{kind} {at}", style="bold"))
+            cropped |= _table(page, value[at], rows, keys, point)
+    if cropped:
+        page.line()
+        page.note("Not all of it fits here: --json prints every number, --save FILE.safetensors keeps the tensor.")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + "."
+
+
+def _table(page: Page, value: np.ndarray, rows: Sequence[str], columns: Sequence[str] | None, point: Point) -> bool:
+    """One matrix; returns whether any of it had to be left out."""
+    label_width = min(max(map(cell_len, rows)), 18) + 6
+    most = _PLAIN_COLUMNS if page.plain else max(1, (page.width - label_width - 2) // 8)
+    shown_columns = _chosen(value.shape[1], most)
+    shown_rows = _chosen(value.shape[0], _MOST_ROWS)
+    header = Text(" " * label_width, style="dim")
+    for column in shown_columns:
+        name = "…" if column is None else str(column) if columns is None else columns[column]
+        header.append(" …" if column is None else " " + (name.rjust(7) if columns is None else fit(name, 7)))
+    page.line(header)
+    for row in shown_rows:
+        if row is None:
+            page.line(Text("   …", style="dim"))
+            continue
+        line = Text(f"{row:>4}  ", style="dim")
+        line.append(fit(rows[row], label_width - 6))
+        for column in shown_columns:
+            line.append_text(Text(" …", style="dim") if column is None else _cell(page, value[row, column], point))
+        page.line(line)
+    return None in shown_columns or None in shown_rows
+
+
+def _cell(page: Page, value: Any, point: Point) -> Text:
+    if value == -np.inf:
+        return Text(" " + ("      ·" if page.plain else HATCH * 7), style="dim")
+    plain = int(value) if isinstance(value, np.integer) else float(value)
+    if point.name == "attn.pattern" and page.coloured:
+        return Text(" ").append(number(plain), style=weight_style(float(plain)))
+    return Text(" ").append(number(plain), style=sign_style(plain))
+
+
+def _chosen(length: int, most: int) -> list[int | None]:
+    """All indices, or the first and the last few with None where some are left out."""
+    if length <= most:
+        return list(range(length))
+    ending = min(3, most // 4)
+    return [*range(most - ending - 1), None, *range(length - ending, length)]
