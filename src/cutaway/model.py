@@ -79,8 +79,7 @@ class Model:
         summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
         Raises CutawayError for an empty or too long prompt, an id outside the vocabulary, an unknown point.
         """
-        trace, _ = self._traced(self._prompt(prompt), make_plan(self.spec, points), None, positions)
-        return trace
+        return self._traced(self._prompt(prompt), make_plan(self.spec, points), None, positions)
 
     def generate(
         self,
@@ -149,40 +148,44 @@ class Model:
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
             prompt = Prompt(tuple(pending), self._pieces(pending), "")
             if plan is not None:
-                trace, logits = self._traced(prompt, plan, cache, None)
-                return logits, trace
+                trace = self._traced(prompt, plan, cache, None)
+                return trace.last_logits, trace
             return self._last_logits(prompt.ids, cache), None
 
         stop_ids = self._tokenizer.stop_ids if self._tokenizer is not None else frozenset[int]()
         limits = Limits(max_tokens, self.spec.n_max, stop_ids, stops)
         return loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
 
-    def _last_logits(self, ids: Sequence[int], cache: KVCache | None) -> np.ndarray:
-        ran = transformer(
-            self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=None if cache is None else [cache]
-        )
+    def _last_logits(self, ids: Sequence[int], cache: KVCache) -> np.ndarray:
+        ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache])
         return self._checked(self.engine.numpy(ran.logits)[-1], ids)
 
-    def _traced(
-        self, prompt: Prompt, plan: Plan, cache: KVCache | None, positions: Sequence[int] | None
-    ) -> tuple[Trace, np.ndarray]:
+    def _traced(self, prompt: Prompt, plan: Plan, cache: KVCache | None, positions: Sequence[int] | None) -> Trace:
         ids = np.asarray(prompt.ids)
         layout = Layout.of([len(ids)], None if cache is None else [cache.length])
         recorder = Recorder(self.engine, layout, plan.kept)
         caches = None if cache is None else [cache]
         ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder)
-        last = self._checked(self.engine.numpy(ran.logits)[-1], prompt.ids)
+        last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], prompt.ids)
         piece = self._tokenizer.piece if self._tokenizer is not None else None
-        trace = Trace(
-            self.engine, self.spec, self.parameters, prompt, plan, layout, recorder.kept, last, positions, piece
+        return Trace(
+            self.engine,
+            self.spec,
+            self.parameters,
+            prompt,
+            plan,
+            layout,
+            recorder.kept,
+            None if ran.logits is None else last,
+            positions,
+            piece,
         )
-        return trace, last
 
-    def _checked(self, logits: np.ndarray, ids: Sequence[int]) -> np.ndarray:
-        if not np.isfinite(logits).all():
+    def _checked(self, result: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+        if not np.isfinite(result).all():
             where = first_nonfinite(self.engine, self.spec, self.parameters, ids)
-            raise CutawayError(f"{self.spec.name} computes no usable logits: {where}")
-        return logits
+            raise CutawayError(f"{self.spec.name} computes no usable numbers: {where}")
+        return result
 
     def _prompt(self, prompt: PromptLike) -> Prompt:
         """Ids, pieces and what was added; refuses what cannot be run."""

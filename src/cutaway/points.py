@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
 from cutaway.errors import CutawayError
-from cutaway.spec import ModelSpec
+from cutaway.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 
 Array = Any
 
@@ -45,6 +45,9 @@ POINTS: dict[str, PointInfo] = {
         "attention alone cannot tell one order from another",
         "10.4",
     ),
+    "embed.types": PointInfo(
+        _STREAM, "the vector of each token's sentence kind", "tells the sentences of a pair apart", "4"
+    ),
     "embed.norm": PointInfo(
         _STREAM,
         "token and position vectors together, normed",
@@ -56,10 +59,25 @@ POINTS: dict[str, PointInfo] = {
     "attn.norm": PointInfo(
         _STREAM, "the stream, normed, as attention reads it", "keeps every depth on one scale", "12.2"
     ),
+    "attn.q_latent": PointInfo(
+        ("T", "q_rank"), "queries squeezed into a latent, normed", "fewer weights for the same heads", "13.5"
+    ),
     "attn.q": PointInfo(("H", "T", "d_head"), "queries: what each token looks for", "one side of the match", "7.2"),
+    "attn.kv_latent": PointInfo(
+        ("T", "kv_rank"), "keys and values squeezed into a latent, normed", "all that the cache keeps of them", "15.3"
+    ),
+    "attn.k_shared": PointInfo(
+        ("T", "d_rope"), "the part of the key that all heads share, before it turns", "carries the position", "10.4"
+    ),
     "attn.k": PointInfo(("H_kv", "T", "d_head"), "keys: what each token offers", "the other side of the match", "7.2"),
     "attn.v": PointInfo(
         ("H_kv", "T", "d_head"), "values: what each token passes on", "the payload of attention", "7.2"
+    ),
+    "attn.q_normed": PointInfo(
+        ("H", "T", "d_head"), "queries, each head's brought to a standard size", "keeps the scores in bounds", "12.2"
+    ),
+    "attn.k_normed": PointInfo(
+        ("H_kv", "T", "d_head"), "keys, each head's brought to a standard size", "keeps the scores in bounds", "12.2"
     ),
     "attn.q_rot": PointInfo(
         ("H", "T", "d_head"),
@@ -96,16 +114,25 @@ POINTS: dict[str, PointInfo] = {
     "mlp.act": PointInfo(
         ("T", "d_ff"), "the neurons, as the down projection reads them", "which memories fire", "11.3"
     ),
-    "mlp.raw": PointInfo(_STREAM, "the projection back down", "blends what the neurons stand for", "11.3"),
+    "moe.router_logits": PointInfo(("T", "E"), "the router's score of every expert", "who should work on this", "13.5"),
+    "moe.scores": PointInfo(("T", "E"), "softmax or sigmoid of the router's logits", "comparable weights", "13.5"),
+    "moe.chosen": PointInfo(("T", "k"), "the experts that each token is sent to", "only these are computed", "13.5"),
+    "moe.gates": PointInfo(("T", "k"), "how much each chosen expert counts", "blends them by their scores", "13.5"),
+    "moe.expert_out": PointInfo(("T", "k", "d"), "what each chosen expert gives", "before it is weighed", "13.5"),
+    "moe.shared_out": PointInfo(_STREAM, "what the shared expert gives", "knowledge that every token needs", "13.5"),
+    "mlp.raw": PointInfo(
+        _STREAM, "the projection back down, or the blend of the experts", "what the neurons stand for", "11.3"
+    ),
     "mlp.out": PointInfo(_STREAM, "what the feed-forward adds to the stream", "the feed-forward processes", "12.1"),
     "mlp.sum": PointInfo(_STREAM, "stream plus feed-forward, before the norm", "post-norm models norm the sum", "12.2"),
     "resid_post": PointInfo(_STREAM, "the residual stream that leaves the layer", "the next layer reads it", "12.3"),
     "final.norm": PointInfo(_STREAM, "the last stream, normed", "what the head reads", "13.1"),
+    "pooler.out": PointInfo(("1", "d"), "a tanh layer on the first token", "one vector for the whole text", "13"),
     "logits": PointInfo(("T", "V"), "one score per vocabulary entry", "the next token's odds, before softmax", "13.1"),
 }
 
-GLOBAL_FIRST = ("tokens", "embed.tokens", "embed.positions", "embed.norm", "embed.out")
-GLOBAL_LAST = ("final.norm", "logits")
+GLOBAL_FIRST = ("tokens", "embed.tokens", "embed.types", "embed.positions", "embed.norm", "embed.out")
+GLOBAL_LAST = ("final.norm", "pooler.out", "logits")
 IN_LAYER = tuple(name for name in POINTS if name not in GLOBAL_FIRST + GLOBAL_LAST)
 
 
@@ -158,24 +185,53 @@ class Unwatched:
 def layer_names(spec: ModelSpec, layer: int) -> list[str]:
     """The points that layer `layer` of this spec has, in the order of the pass."""
     what = spec.layers[layer]
-    absent = {
-        "attn.q_rot": what.attention.rotary is None,
-        "attn.k_rot": what.attention.rotary is None,
-        "attn.norm": what.norm is None or what.placement == "post",
-        "mlp.norm": what.norm is None or what.placement == "post",
-        "attn.sum": what.norm is None or what.placement == "pre",
-        "mlp.sum": what.norm is None or what.placement == "pre",
-        "mlp.gate": not what.feed_forward.gated,
+    attention, latent = what.attention, what.attention.latent
+    experts = isinstance(what.feed_forward, ExpertsSpec)
+    before = what.norm is not None and what.placement == "pre"
+    after = what.norm is not None and what.placement == "post"
+    present = {
+        "attn.norm": before,
+        "attn.q_latent": latent is not None and latent.q_rank is not None,
+        "attn.kv_latent": latent is not None,
+        "attn.k_shared": latent is not None,
+        "attn.q_normed": attention.qk_norm is not None,
+        "attn.k_normed": attention.qk_norm is not None,
+        "attn.q_rot": attention.rotary is not None,
+        "attn.k_rot": attention.rotary is not None,
+        "attn.sum": after,
+        "resid_mid": not what.parallel,
+        "mlp.norm": before and not what.shared_norm,
+        "mlp.gate": isinstance(what.feed_forward, FeedForwardSpec) and what.feed_forward.gated,
+        "mlp.up": not experts,
+        "mlp.act": not experts,
+        "moe.shared_out": isinstance(what.feed_forward, ExpertsSpec) and what.feed_forward.shared is not None,
+        "mlp.sum": after,
     }
-    return [name for name in IN_LAYER if not absent.get(name, False)]
+    names = [name for name in IN_LAYER if present.get(name, experts or not name.startswith("moe."))]
+    if attention.norm_after_rotary:  # the two pairs stand in the other order
+        turned = [name for name in names if name.endswith("_rot")]
+        at = names.index("attn.q_normed") if "attn.q_normed" in names else 0
+        names = [name for name in names if name not in turned]
+        names[at:at] = turned
+    return names
+
+
+def dot_inputs(attention: AttentionSpec) -> tuple[str, str]:
+    """The points at which queries and keys stand as they enter the dot product."""
+    if attention.qk_norm is not None and (attention.norm_after_rotary or attention.rotary is None):
+        return "attn.q_normed", "attn.k_normed"
+    return ("attn.q_rot", "attn.k_rot") if attention.rotary is not None else ("attn.q", "attn.k")
 
 
 def points_of(spec: ModelSpec) -> list[Point]:
     """Every point that a model of this spec has, in the order of the pass."""
     absent = {
         "embed.positions": spec.positions is None,
+        "embed.types": spec.token_types is None,
         "embed.norm": spec.embed_norm is None,
         "final.norm": spec.final_norm is None,
+        "pooler.out": not spec.pooler,
+        "logits": spec.headless,
     }
     first = [Point(name) for name in GLOBAL_FIRST if not absent.get(name, False)]
     inside = [Point(name, i) for i in range(spec.n_layers) for name in layer_names(spec, i)]
@@ -253,14 +309,31 @@ def _why_absent(name: str, spec: ModelSpec, layers: range) -> str | None:
         who, kind = f"layer {layers[0]} of {spec.name}", "layers"
     positions = f"{spec.positions.kind} positions" if spec.positions is not None else "no positions in its attention"
     what = spec.layers[layers[0]]
+    experts = isinstance(what.feed_forward, ExpertsSpec)
     no_norm_before = "has no norms in its layers" if what.norm is None else "has its norms after the sum"
+    if what.shared_norm and name == "mlp.norm":
+        no_norm_before = "reads the same norm as its attention"
+    if name.startswith("moe.") and not experts:
+        return f"the feed-forward of {who} has no experts"
     reasons = {
         "attn.q_rot": f"{who} has {positions}, nothing turns its queries",
         "attn.k_rot": f"{who} has {positions}, nothing turns its keys",
         "embed.positions": f"{spec.name} adds no positions to its embedding",
         "embed.norm": f"{spec.name} has no norm after its embedding",
         "final.norm": f"{spec.name} has no final norm; its head reads layers.{spec.n_layers - 1}.resid_post",
-        "mlp.gate": f"the feed-forward of {who} has no gate",
+        "embed.types": f"{spec.name} knows no kinds of sentences",
+        "pooler.out": f"{spec.name} has no pooler",
+        "logits": f"{spec.name} is an encoder without a head",
+        "attn.q_latent": f"the queries of {who} go through no latent",
+        "attn.kv_latent": f"the keys and values of {who} go through no latent",
+        "attn.k_shared": f"the keys and values of {who} go through no latent",
+        "attn.q_normed": f"{who} does not norm its queries",
+        "attn.k_normed": f"{who} does not norm its keys",
+        "resid_mid": f"{who} adds attention and feed-forward at once",
+        "mlp.gate": f"the feed-forward of {who} " + ("is made of experts" if experts else "has no gate"),
+        "mlp.up": f"the feed-forward of {who} is made of experts",
+        "mlp.act": f"the feed-forward of {who} is made of experts",
+        "moe.shared_out": f"{who} has no shared expert",
         "attn.norm": f"{who} {no_norm_before}",
         "mlp.norm": f"{who} {no_norm_before}",
         "attn.sum": f"only post-norm {kind} have it, and {who} is none",

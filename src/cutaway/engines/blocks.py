@@ -38,9 +38,7 @@ _Q8_0 = np.dtype([("d", "<f2"), ("q", "i1", 32)])
 _Q2_K = np.dtype([("scales", "u1", 16), ("low", "u1", 64), ("d", "<f2"), ("dmin", "<f2")])
 _Q3_K = np.dtype([("high", "u1", 32), ("low", "u1", 64), ("scales", "u1", 12), ("d", "<f2")])
 _Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("low", "u1", 128)])
-_Q5_K = np.dtype(
-    [("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("high", "u1", 32), ("low", "u1", 128)]
-)
+_Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("high", "u1", 32), ("low", "u1", 128)])
 _Q6_K = np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
 
 
@@ -239,13 +237,9 @@ def dequantise(rows: np.ndarray, kind: str) -> np.ndarray:
     big-endian machine, whose numbers would be read backwards elsewhere in the engines.
     """
     if sys.byteorder != "little":
-        raise CutawayError(
-            "Weights are stored little endian; this machine is big endian, which is not supported."
-        )
+        raise CutawayError("Weights are stored little endian; this machine is big endian, which is not supported.")
     if kind not in _FORMATS:
-        raise CutawayError(
-            f"There is no weight format {kind}; the formats that work are {', '.join(BLOCKS)}."
-        )
+        raise CutawayError(f"There is no weight format {kind}; the formats that work are {', '.join(BLOCKS)}.")
     weights, layout, decode = _FORMATS[kind]
     if rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] % layout.itemsize:
         raise CutawayError(

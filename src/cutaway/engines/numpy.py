@@ -30,6 +30,11 @@ def silu(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.exp(-np.maximum(x, -80.0)))  # exp(80) still fits float32; silu(-80) is −0 anyway
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^−x)"""
+    return 1 / (1 + np.exp(-np.maximum(x, -80.0)))
+
+
 def gelu_tanh(x: np.ndarray) -> np.ndarray:
     """GPT-2's approximation of gelu. (Hendrycks & Gimpel 2016, eq. 2)"""
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi).astype(x.dtype) * (x + 0.044715 * x * x * x)))
@@ -53,6 +58,8 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "sigmoid": sigmoid,
+    "tanh": np.tanh,
 }
 
 
@@ -137,6 +144,12 @@ class NumpyEngine:
     def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
         dots *= self.dtype.type(factor)
         return dots
+
+    def cap(self, x: np.ndarray, limit: float) -> np.ndarray:
+        x /= self.dtype.type(limit)
+        np.tanh(x, out=x)
+        x *= self.dtype.type(limit)
+        return x
 
     def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         keys = np.arange(scores.shape[-1])

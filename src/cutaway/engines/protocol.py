@@ -39,6 +39,7 @@ class Engine(Protocol):
 
     name: str
     dtype: np.dtype
+    note: str | None  # what people should know about why this engine was chosen; mostly None
 
     def array(self, values: np.ndarray) -> Array:
         """Floats from NumPy, in the engine's own dtype and type."""
@@ -65,7 +66,7 @@ class Engine(Protocol):
         """x / √(mean of squares + eps) · gain over the last axis. (Zhang & Sennrich 2019)"""
 
     def activate(self, x: Array, kind: str) -> Array:
-        """The non-linearity `kind`, one of spec.ACTIVATIONS, element by element, in a new array."""
+        """The non-linearity `kind`, one of spec.ACTIVATIONS, "sigmoid" or "tanh", element by element, in a new array."""
 
     def rotate(self, x: Array, cosines: Array, sines: Array, pairing: str) -> Array:
         """Turn pairs of coordinates of `[H, T, d_head]` by the angles of `[T, dims / 2]`; the rest passes.
@@ -79,6 +80,9 @@ class Engine(Protocol):
 
     def scale(self, dots: Array, factor: float) -> Array:
         """dots · factor, in place."""
+
+    def cap(self, x: Array, limit: float) -> Array:
+        """limit · tanh(x / limit), in place: values bend so that none passes the limit. (Gemma 2)"""
 
     def mask(self, scores: Array, first: np.ndarray, last: np.ndarray) -> Array:
         """Set to −∞, in place, every key outside `first[r] <= key < last[r]` of query row r."""

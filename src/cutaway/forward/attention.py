@@ -11,9 +11,12 @@ import numpy as np
 
 from cutaway.engines.layout import BLOCK, Layout, Segment, row_blocks
 from cutaway.engines.protocol import Array, Engine, Linear
+from cutaway.forward.heads import Projected, join_heads, split_heads
+from cutaway.forward.latent_attention import latent_heads, with_earlier
+from cutaway.forward.norm import norm_heads
 from cutaway.forward.run import Run
 from cutaway.points import Tap
-from cutaway.spec import AttentionSpec
+from cutaway.spec import AttentionSpec, NormSpec
 
 
 def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array:
@@ -23,24 +26,51 @@ def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: 
     that is in there.
     """
     engine, layout = run.engine, run.layout
-    q = tap("attn.q", _split(engine.linear(x, weights["attn.q"], layout), spec.n_heads))  # [H, T, d_head]
-    k = tap("attn.k", _split(engine.linear(x, weights["attn.k"], layout), spec.n_kv_heads))  # [H_kv, T, d_head]
-    v = tap("attn.v", _split(engine.linear(x, weights["attn.v"], layout), spec.n_kv_heads))
-    if spec.rotary is not None:
-        turn = run.rotations[spec.rotary]
-        q = tap("attn.q_rot", engine.rotate(q, *turn, spec.rotary.pairing))
-        k = tap("attn.k_rot", engine.rotate(k, *turn, spec.rotary.pairing))
-    z = engine.empty(q.shape)
+    project = heads if spec.latent is None else latent_heads
+    q, k, v, stored = project(run, spec, weights, x, tap)  # [H, T, d_head], [H_kv, T, d_head], [H_kv, T, d_value]
+    z = engine.empty((spec.n_heads, len(x), spec.value_width))
     for index, segment in enumerate(layout.segments):
         here = slice(segment.start, segment.stop)
         keys, values = k[:, here], v[:, here]
         if run.caches is not None:
-            keys, values = run.caches[segment.slot].append(layer, segment.position, keys, values)
+            one, other = run.caches[segment.slot].append(
+                layer, segment.position, stored[0][:, here], stored[1][:, here]
+            )
+            if spec.latent is None:
+                keys, values = one, other
+            elif segment.position > 0:
+                keys, values = with_earlier(run, spec, weights, one, other, keys, values)
         mixed = z[:, here]
         for rows, pattern in pattern_blocks(engine, spec, q[:, here], keys, segment, index, tap):
             mixed[:, rows] = engine.mix(pattern, values[:, : pattern.shape[-1]])
     z = tap("attn.z", z)
     return tap("attn.raw", engine.linear(join_heads(z), weights["attn.o"], layout))
+
+
+def heads(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, tap: Tap) -> Projected:
+    """Queries, keys and values by one projection each, normed and turned as the spec says."""
+    engine, layout = run.engine, run.layout
+    q = tap("attn.q", split_heads(engine.linear(x, weights["attn.q"], layout), spec.n_heads))
+    k = tap("attn.k", split_heads(engine.linear(x, weights["attn.k"], layout), spec.n_kv_heads))
+    v = tap("attn.v", split_heads(engine.linear(x, weights["attn.v"], layout), spec.n_kv_heads))
+    if spec.qk_norm is not None and not spec.norm_after_rotary:
+        q, k = _norm_queries_and_keys(engine, spec.qk_norm, weights, q, k, tap)
+    if spec.rotary is not None:
+        turn = run.rotations[spec.rotary]
+        q = tap("attn.q_rot", engine.rotate(q, *turn, spec.rotary.pairing))
+        k = tap("attn.k_rot", engine.rotate(k, *turn, spec.rotary.pairing))
+    if spec.qk_norm is not None and spec.norm_after_rotary:
+        q, k = _norm_queries_and_keys(engine, spec.qk_norm, weights, q, k, tap)
+    return q, k, v, (k, v)
+
+
+def _norm_queries_and_keys(
+    engine: Engine, spec: NormSpec, weights: Mapping, q: Array, k: Array, tap: Tap
+) -> tuple[Array, Array]:
+    return (
+        tap("attn.q_normed", norm_heads(engine, spec, weights.get("attn.q_norm"), q)),
+        tap("attn.k_normed", norm_heads(engine, spec, weights.get("attn.k_norm"), k)),
+    )
 
 
 def pattern_blocks(
@@ -60,17 +90,35 @@ def pattern_blocks(
             first, last = visible(spec, segment, rows)
             seen = int(last.max())
             dots = tap.rows("attn.dots", engine.dots(q[:, rows], keys[:, :seen]), index, rows.start)
-            scores = tap.rows("attn.scores", engine.scale(dots, spec.score_scale), index, rows.start)
+            scores = tap.rows("attn.scores", scored(engine, spec, dots, segment, rows), index, rows.start)
             masked = tap.rows("attn.masked", engine.mask(scores, first, last), index, rows.start)
             yield rows, tap.rows("attn.pattern", engine.softmax(masked), index, rows.start)
 
 
+def scored(engine: Engine, spec: AttentionSpec, dots: Array, segment: Segment, rows: slice) -> Array:
+    """Dot products `[H, R, S]` to scores, in place: scaled (chapter 7.4), and grown or capped where the spec says."""
+    scores = engine.scale(dots, spec.score_scale)
+    if spec.growth is not None:
+        stretches = (_positions(segment, rows) + 1) // spec.growth.every
+        scores *= engine.array(1 + spec.growth.strength * np.log1p(stretches)[:, None])
+    return scores if spec.cap is None else engine.cap(scores, spec.cap)
+
+
 def visible(spec: AttentionSpec, segment: Segment, rows: slice) -> tuple[np.ndarray, np.ndarray]:
     """Which keys each query row may see, as half-open ranges `first[r] <= key < last[r]` (chapter 8.2)."""
-    positions = np.arange(segment.position + rows.start, segment.position + rows.stop)
+    positions = _positions(segment, rows)
     first = np.zeros_like(positions)
+    if spec.window is not None:  # the window counts the token itself
+        first = np.maximum(first, positions - spec.window + 1)
     last = positions + 1 if spec.causal else np.full_like(positions, segment.end)
+    if spec.chunk is not None:
+        first = np.maximum(first, positions // spec.chunk * spec.chunk)
+        last = np.minimum(last, (positions // spec.chunk + 1) * spec.chunk)
     return first, last
+
+
+def _positions(segment: Segment, rows: slice) -> np.ndarray:
+    return np.arange(segment.position + rows.start, segment.position + rows.stop)
 
 
 def head_outputs(engine: Engine, weights: Mapping, z: Array, layout: Layout) -> Array:
@@ -85,13 +133,3 @@ def head_outputs(engine: Engine, weights: Mapping, z: Array, layout: Layout) -> 
         alone[head] = z[head]
         outputs.append(engine.numpy(engine.linear(join_heads(alone), slice_of, layout)))
     return engine.array(np.stack(outputs))
-
-
-def join_heads(z: Array) -> Array:
-    """`[H, T, d_head]` → `[T, H · d_head]`: the heads side by side."""
-    return z.swapaxes(0, 1).reshape(z.shape[1], -1)
-
-
-def _split(x: Array, n_heads: int) -> Array:
-    """`[T, n_heads · d_head]` → `[n_heads, T, d_head]`."""
-    return x.reshape(len(x), n_heads, -1).swapaxes(0, 1)

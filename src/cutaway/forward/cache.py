@@ -2,7 +2,7 @@
 
 from cutaway.engines.protocol import Array, Engine
 from cutaway.errors import CutawayError
-from cutaway.spec import ModelSpec
+from cutaway.spec import AttentionSpec, ModelSpec
 
 GROWTH = 256  # tokens that a cache is enlarged by
 
@@ -21,18 +21,16 @@ class KVCache:
                 "can be cached; trace it without a cache."
             )
         self._engine = engine
-        self._shapes = [(layer.attention.n_kv_heads, layer.attention.d_head) for layer in spec.layers]
-        self._keys: list[Array | None] = [None] * spec.n_layers
-        self._values: list[Array | None] = [None] * spec.n_layers
+        self._shapes = [_shapes(layer.attention) for layer in spec.layers]
+        self._stored: list[tuple[Array, Array] | None] = [None] * spec.n_layers
         self.length = 0
 
     def append(self, layer: int, position: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Store `[H_kv, T, d_head]` at `position` and return all keys and values up to there."""
+        """Store `[H_kv, T, width]` of each at `position` and return all keys and values up to there."""
         if position != self.length:
             raise CutawayError(f"The cache holds {self.length} tokens; rows at position {position} do not follow them.")
         end = position + keys.shape[1]
-        all_keys = self._keys[layer] = self._room(self._keys[layer], layer, end)
-        all_values = self._values[layer] = self._room(self._values[layer], layer, end)
+        all_keys, all_values = self._stored[layer] = self._room(layer, end)
         all_keys[:, position:end] = keys
         all_values[:, position:end] = values
         return all_keys[:, :end], all_values[:, :end]
@@ -44,15 +42,25 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes that the valid tokens take."""
-        values = sum(2 * heads * d_head for heads, d_head in self._shapes)
+        values = sum(heads * width for both in self._shapes for heads, width in both)
         return self.length * values * self._engine.dtype.itemsize
 
-    def _room(self, stored: Array | None, layer: int, end: int) -> Array:
-        if stored is not None and stored.shape[1] >= end:
+    def _room(self, layer: int, end: int) -> tuple[Array, Array]:
+        """The layer's arrays, enlarged where `end` tokens do not fit."""
+        stored = self._stored[layer]
+        if stored is not None and stored[0].shape[1] >= end:
             return stored
-        heads, d_head = self._shapes[layer]
-        grown = 0 if stored is None else stored.shape[1] * 2
-        larger = self._engine.empty((heads, max(grown, -(-end // GROWTH) * GROWTH), d_head))
+        grown = 0 if stored is None else stored[0].shape[1] * 2
+        capacity = max(grown, -(-end // GROWTH) * GROWTH)
+        keys, values = (self._engine.empty((heads, capacity, width)) for heads, width in self._shapes[layer])
         if stored is not None:
-            larger[:, : self.length] = stored[:, : self.length]
-        return larger
+            keys[:, : self.length], values[:, : self.length] = (part[:, : self.length] for part in stored)
+        return keys, values
+
+
+def _shapes(attention: AttentionSpec) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(heads, width) of the two arrays that a layer stores: keys and values, or the latent and the shared key."""
+    latent = attention.latent
+    if latent is not None:
+        return (1, latent.kv_rank), (1, latent.d_rope)
+    return (attention.n_kv_heads, attention.d_head), (attention.n_kv_heads, attention.value_width)

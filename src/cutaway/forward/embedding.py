@@ -11,16 +11,24 @@ from cutaway.points import Tap
 from cutaway.spec import ModelSpec
 
 
-def embedding(run: Run, spec: ModelSpec, parameters: Parameters, ids: np.ndarray, tap: Tap) -> Array:
-    """ids `[T]` → H₀ `[T, d]`: one row of E per token, plus its position's row where positions are added."""
+def embedding(
+    run: Run, spec: ModelSpec, parameters: Parameters, ids: np.ndarray, tap: Tap, types: np.ndarray | None = None
+) -> Array:
+    """ids `[T]` → H₀ `[T, d]`: one row of E per token, plus its position's row where positions are added.
+
+    `types` `[T]` says which kind of sentence each token belongs to, in models that tell them apart; 0 by default.
+    """
     engine = run.engine
     tap("tokens", ids)
     x = tap("embed.tokens", engine.embed(parameters.embed_tokens, ids))  # equals one_hot(ids) E
     if spec.embed_scale != 1.0:
         x = x * spec.embed_scale
+    if parameters.embed_types is not None:
+        kinds = np.zeros(len(ids), dtype=np.intp) if types is None else types
+        x = x + tap("embed.types", engine.embed(parameters.embed_types, kinds))
     if spec.positions is not None:
         x = x + tap("embed.positions", _positions(engine, spec, parameters, run.layout.positions))
-    if spec.embed_norm is not None and parameters.embed_norm is not None:
+    if spec.embed_norm is not None:
         x = tap("embed.norm", norm(engine, spec.embed_norm, parameters.embed_norm, x))
     return tap("embed.out", x)
 

@@ -2,19 +2,27 @@
 
 from collections.abc import Mapping
 
-from cutaway.engines.protocol import Array
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.run import Run
-from cutaway.points import Tap
+from cutaway.points import Tap, Unwatched
 from cutaway.spec import FeedForwardSpec
 
 
 def feed_forward(run: Run, spec: FeedForwardSpec, weights: Mapping, x: Array, tap: Tap) -> Array:
-    """down(φ(up x)) or, gated, down(φ(gate x) · up x): `[T, d]` → `[T, d]`."""
-    engine, layout = run.engine, run.layout
+    """The feed-forward of a layer, every step shown: `[T, d]` → `[T, d]`."""
+    return tap("mlp.raw", perceptron(run.engine, spec, weights, "mlp", x, run.layout, tap))
+
+
+def perceptron(
+    engine: Engine, spec: FeedForwardSpec, weights: Mapping, name: str, x: Array, layout: Layout, tap: Tap | None = None
+) -> Array:
+    """down(φ(up x)) or, gated, down(φ(gate x) · up x), with the weights whose names begin with `name`."""
+    tap = tap if tap is not None else Unwatched()
     if spec.gated:
-        gate = tap("mlp.gate", engine.linear(x, weights["mlp.gate"], layout))
-        up = tap("mlp.up", engine.linear(x, weights["mlp.up"], layout))
+        gate = tap(f"{name}.gate", engine.linear(x, weights[f"{name}.gate"], layout))
+        up = tap(f"{name}.up", engine.linear(x, weights[f"{name}.up"], layout))
         act = engine.activate(gate, spec.activation) * up  # [T, d_ff]
     else:
-        act = engine.activate(tap("mlp.up", engine.linear(x, weights["mlp.up"], layout)), spec.activation)
-    return tap("mlp.raw", engine.linear(tap("mlp.act", act), weights["mlp.down"], layout))
+        act = engine.activate(tap(f"{name}.up", engine.linear(x, weights[f"{name}.up"], layout)), spec.activation)
+    return engine.linear(tap(f"{name}.act", act), weights[f"{name}.down"], layout)

@@ -1,9 +1,10 @@
-"""From the last stream to one score per vocabulary entry (chapter 13)."""
+"""From the last stream to one score per vocabulary entry (chapter 13), and to one vector for the whole text."""
 
 from collections.abc import Sequence
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
+from cutaway.errors import CutawayError
 from cutaway.forward.norm import norm
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Tap
@@ -12,15 +13,32 @@ from cutaway.spec import ModelSpec
 
 def final_norm(engine: Engine, spec: ModelSpec, parameters: Parameters, x: Array, tap: Tap) -> Array:
     """The norm before the head, where the model has one."""
-    if spec.final_norm is None or parameters.final_norm is None:
+    if spec.final_norm is None:
         return x
     return tap("final.norm", norm(engine, spec.final_norm, parameters.final_norm, x))
 
 
-def logits(engine: Engine, parameters: Parameters, x: Array, layout: Layout, rows: Sequence[int]) -> Array:
+def logits(
+    engine: Engine, spec: ModelSpec, parameters: Parameters, x: Array, layout: Layout, rows: Sequence[int]
+) -> Array:
     """x W_Uᵀ (+ b) of the rows asked for, `[len(rows), V]`; a row comes out the same whichever others are asked.
 
     With a tied head W_U is the embedding matrix: a logit is the dot product with a token's own vector
-    (chapter 13.2).
+    (chapter 13.2). Raises CutawayError for an encoder without a head.
     """
-    return engine.linear(x[list(rows)], parameters.head, layout.only(rows))
+    if spec.headless:
+        raise CutawayError(f"{spec.name} is an encoder without a head: it gives vectors, not logits.")
+    asked, x = layout.only(rows), x[list(rows)]
+    if spec.head_transform is not None and parameters.head_transform is not None:
+        turned = engine.activate(engine.linear(x, parameters.head_transform, asked), spec.head_transform.activation)
+        x = norm(engine, spec.head_transform.norm, parameters.head_norm, turned)
+    scores = engine.linear(x, parameters.head, asked)
+    return scores if spec.logit_cap is None else engine.cap(scores, spec.logit_cap)
+
+
+def pooled(engine: Engine, parameters: Parameters, x: Array, layout: Layout) -> Array:
+    """tanh(W x + b) of each sequence's first token: `[sequences, d]`. (BERT, Devlin et al. 2018)"""
+    if parameters.pooler is None:
+        raise CutawayError("This model has no pooler.")
+    first = [segment.start for segment in layout.segments]
+    return engine.activate(engine.linear(x[first], parameters.pooler, layout.only(first)), "tanh")

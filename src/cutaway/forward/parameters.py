@@ -13,7 +13,7 @@ from cutaway.spec import ModelSpec, parameter_shapes
 class Parameters:
     """The weights of one model, checked against its spec, ready for one engine.
 
-    `layers[i]` maps the names inside a block ("attn.q", "mlp.norm") to a `Linear` or a `Gain`. Matrices stay
+    `layers[i]` maps the names inside a block ("attn.q", "mlp.norm") to a `Linear`, a `Gain` or, for a router's correction, a vector. Matrices stay
     as they are stored; the short vectors (biases, gains) become the engine's own arrays. Raises
     CutawayError for a weight that is missing, unknown, of another shape, or (a vector) not finite.
     """
@@ -23,10 +23,15 @@ class Parameters:
         self.stored = dict(weights)
         parts = _assemble(self.stored, engine)
         gains = {name: part for name, part in parts.items() if isinstance(part, Gain)}
+        linears = {name: part for name, part in parts.items() if isinstance(part, Linear)}
         self.embed_tokens: Weight = self.stored["embed.tokens"]
         self.embed_positions: Weight | None = self.stored.get("embed.positions")
+        self.embed_types: Weight | None = self.stored.get("embed.types")
         self.embed_norm: Gain | None = gains.get("embed.norm")
         self.final_norm: Gain | None = gains.get("final.norm")
+        self.pooler: Linear | None = linears.get("pooler")
+        self.head_transform: Linear | None = linears.get("head.transform")
+        self.head_norm: Gain | None = gains.get("head.norm")
         head_bias = _vector("head.bias", self.stored, engine)
         self.head = Linear(self.stored.get("head.weight", self.embed_tokens), head_bias)
         self.layers = [
@@ -65,21 +70,25 @@ def _some(names: list[str]) -> str:
     return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
 
-def _assemble(stored: dict[str, Weight], engine: Engine) -> dict[str, Linear | Gain]:
-    parts: dict[str, Linear | Gain] = {}
+def _assemble(stored: dict[str, Weight], engine: Engine) -> dict[str, Linear | Gain | np.ndarray]:
+    parts: dict[str, Linear | Gain | np.ndarray] = {}
     for name, weight in stored.items():
         owner, _, role = name.rpartition(".")
         if role == "weight":
             parts[owner] = Linear(weight, _vector(f"{owner}.bias", stored, engine))
         elif role == "gain":
-            parts[owner] = Gain(_vector(name, stored, engine), _vector(f"{owner}.bias", stored, engine))
+            parts[owner] = Gain(_finite_vector(name, weight, engine), _vector(f"{owner}.bias", stored, engine))
+        elif role == "correction":  # a router's bias, a vector on its own
+            parts[name] = _finite_vector(name, stored[name], engine)
     return parts
 
 
 def _vector(name: str, stored: dict[str, Weight], engine: Engine) -> np.ndarray | None:
-    if name not in stored:
-        return None
-    values = stored[name].dequantise(engine.dtype)
+    return _finite_vector(name, stored[name], engine) if name in stored else None
+
+
+def _finite_vector(name: str, weight: Weight, engine: Engine) -> np.ndarray:
+    values = weight.dequantise(engine.dtype)
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         raise CutawayError(f"{name} holds {values[bad]} at index {bad}; weights must be finite numbers.")

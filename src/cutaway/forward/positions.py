@@ -1,9 +1,19 @@
 """Where a token stands: sinusoidal rows to add, and the angles that rotary attention turns by (chapter 10)."""
 
+from math import ceil, floor, log, pi
+
 import numpy as np
 
+from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
-from cutaway.spec import RotarySpec
+from cutaway.spec import (
+    DynamicScaling,
+    FactorScaling,
+    LinearScaling,
+    Llama3Scaling,
+    RotarySpec,
+    YarnScaling,
+)
 
 SINUSOIDAL_BASE = 10_000.0
 
@@ -13,21 +23,70 @@ def sinusoidal(positions: np.ndarray, d_model: int) -> np.ndarray:
 
     (Vaswani et al. 2017, 3.5; chapter 10.4)
     """
-    angles = _angles(positions, SINUSOIDAL_BASE, d_model)
+    angles = np.outer(positions, _plain(SINUSOIDAL_BASE, d_model))
     rows = np.empty((len(positions), d_model))
     rows[:, 0::2], rows[:, 1::2] = np.sin(angles), np.cos(angles)
     return rows
 
 
-def rotation(engine: Engine, spec: RotarySpec, positions: np.ndarray) -> tuple[Array, Array]:
-    """Cosines and sines, each `[T, dims / 2]`, of the angle of every pair of coordinates at every position.
+def rotation(engine: Engine, spec: RotarySpec, layout: Layout) -> tuple[Array, Array]:
+    """Cosines and sines, each `[T, dims / 2]`, of the angle of every pair of coordinates in every row.
 
     The angles are worked out in float64: at position 8,000 a float32 angle is already off by 0.0005.
     """
-    angles = _angles(positions, spec.base, spec.dims)
-    return engine.array(np.cos(angles)), engine.array(np.sin(angles))
+    cosines, sines = [], []
+    for segment in layout.segments:
+        per_position, magnitude = frequencies(spec, segment.end)
+        angles = np.outer(np.arange(segment.position, segment.end), per_position)
+        cosines.append(np.cos(angles) * magnitude)
+        sines.append(np.sin(angles) * magnitude)
+    return engine.array(np.concatenate(cosines)), engine.array(np.concatenate(sines))
 
 
-def _angles(positions: np.ndarray, base: float, dims: int) -> np.ndarray:
-    frequencies = base ** (-np.arange(0, dims, 2) / dims)  # θ_i = base^(−2i/dims)
-    return np.outer(positions, frequencies)
+def frequencies(spec: RotarySpec, length: int) -> tuple[np.ndarray, float]:
+    """Radians that each pair turns per position, float64 `[dims / 2]`, and what cosines and sines are multiplied by.
+
+    `length` is that of the sequence; only some scalings look at it.
+    """
+    plain = _plain(spec.base, spec.dims)  # θ_i = base^(−2i/dims)
+    match spec.scaling:
+        case None:
+            return plain, 1.0
+        case LinearScaling(factor):
+            return plain / factor, 1.0
+        case DynamicScaling(factor, original):
+            stretch = factor * max(length, original) / original - (factor - 1)
+            return _plain(spec.base * stretch ** (spec.dims / (spec.dims - 2)), spec.dims), 1.0
+        case Llama3Scaling():
+            return _llama3(plain, spec.scaling), 1.0
+        case YarnScaling():
+            return _yarn(plain, spec, spec.scaling), spec.scaling.magnitude
+        case FactorScaling(short, long, original, magnitude):
+            return plain / np.array(long if length > original else short), magnitude
+
+
+def _plain(base: float, dims: int) -> np.ndarray:
+    return base ** (-np.arange(0, dims, 2) / dims)
+
+
+def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
+    """Long waves are slowed by the factor, short ones kept, those between blended in proportion."""
+    turns = scaling.original * plain / (2 * pi)  # within the original context
+    kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
+    return plain * kept + plain / scaling.factor * (1 - kept)
+
+
+def _yarn(plain: np.ndarray, spec: RotarySpec, scaling: YarnScaling) -> np.ndarray:
+    """Pairs that turn often within the original context are kept, those that hardly turn are slowed, a ramp between."""
+
+    def pair_turning(times: float) -> float:
+        return spec.dims * log(scaling.original / (times * 2 * pi)) / (2 * log(spec.base))
+
+    first, last = pair_turning(scaling.fast), pair_turning(scaling.slow)
+    if scaling.rounded:
+        first, last = floor(first), ceil(last)
+    first, last = max(first, 0), min(last, spec.dims - 1)
+    if first == last:
+        last += 0.001  # a ramp needs some width
+    slowed = np.clip((np.arange(len(plain)) - first) / (last - first), 0, 1)
+    return plain * (1 - slowed) + plain / scaling.factor * slowed

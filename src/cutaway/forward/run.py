@@ -22,4 +22,4 @@ class Run:
     @classmethod
     def of(cls, engine: Engine, spec: ModelSpec, layout: Layout, caches: Sequence[KVCache] | None = None) -> "Run":
         kinds = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
-        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout.positions) for kind in kinds})
+        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout) for kind in kinds})

@@ -10,7 +10,7 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.block import block
 from cutaway.forward.cache import KVCache
 from cutaway.forward.embedding import embedding
-from cutaway.forward.head import final_norm, logits
+from cutaway.forward.head import final_norm, logits, pooled
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.run import Run
 from cutaway.points import Tap, Unwatched
@@ -19,11 +19,14 @@ from cutaway.spec import ModelSpec
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What a forward pass leaves: the stream that the head reads `[T, d]`, and the logits `[rows asked, V]`."""
+    """What a forward pass leaves: the stream that the head reads `[T, d]`, and the logits `[rows asked, V]`.
+
+    An encoder without a head leaves no logits.
+    """
 
     layout: Layout
     final: Array
-    logits: Array
+    logits: Array | None
 
 
 def transformer(
@@ -35,20 +38,26 @@ def transformer(
     caches: Sequence[KVCache] | None = None,
     tap: Tap | None = None,
     rows: Iterable[int] | None = None,
+    types: np.ndarray | None = None,
 ) -> Pass:
     """Run the model over one or more sequences of ids, packed one after another, never padded.
 
     With `caches`, one per sequence, each sequence goes on where its cache ends. `rows` are the packed rows
-    whose logits are worked out, ascending: by default the last row of each sequence.
+    whose logits are worked out, ascending: by default the last row of each sequence. `types`, one per row, tell sentences
+    of a pair apart in models that do.
     """
     tap = tap if tap is not None else Unwatched()
     layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])
     run = Run.of(engine, spec, layout, caches)
-    x = embedding(run, spec, parameters, np.concatenate(sequences), tap)
+    x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
     for i, layer in enumerate(spec.layers):
         x = block(run, layer, parameters.layers[i], x, i, tap.at(i))
     for cache, segment in zip(caches or (), layout.segments, strict=False):
         cache.advance(segment.length)
     x = final_norm(engine, spec, parameters, x, tap)
+    if spec.pooler:
+        tap("pooler.out", pooled(engine, parameters, x, layout))
+    if spec.headless:
+        return Pass(layout, x, None)
     asked = layout.last_rows if rows is None else list(rows)
-    return Pass(layout, x, tap("logits", logits(engine, parameters, x, layout, asked)))
+    return Pass(layout, x, tap("logits", logits(engine, spec, parameters, x, layout, asked)))

@@ -6,6 +6,7 @@ of `ModelSpec.layers`.
 """
 
 from dataclasses import asdict, dataclass, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Literal
 
 from cutaway.spec.attention import AttentionSpec
@@ -88,6 +89,18 @@ class ModelSpec:
         require(len(self.layers) > 0, "number of layers", len(self.layers), "at least 1")
         if self.positions is not None and self.positions.kind == "sinusoidal":
             require(self.d_model % 2 == 0, "d_model", self.d_model, "even for sinusoidal positions")
+        require(
+            isfinite(self.embed_scale) and self.embed_scale != 0,
+            "embed_scale",
+            self.embed_scale,
+            "a finite number other than 0",
+        )
+        require(
+            self.context_length is None or self.context_length > 0,
+            "context_length",
+            self.context_length,
+            "a positive number, or None where there is none",
+        )
         require(self.logit_cap is None or self.logit_cap > 0, "logit_cap", self.logit_cap, "a positive number")
 
     @property

@@ -11,7 +11,7 @@ Shape = tuple[int, ...]
 
 
 def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
-    """Name → shape, in the order of the pass. A matrix has one row per output, `[d_out, d_in]`; experts are stacked.
+    """Name → shape, in the order of the pass. A matrix has one row per output, `[d_out, d_in]`.
 
     T is in none of them: the length of the input lives in activations only (chapter 13.4).
     """
@@ -91,8 +91,8 @@ def _experts(spec: ExpertsSpec, d_model: int) -> Iterator[tuple[str, Shape]]:
     yield "moe.router.weight", (spec.n_experts, d_model)
     if spec.router.correction:
         yield "moe.correction", (spec.n_experts,)
-    for name, shape in _feed_forward("moe", spec.expert, d_model):
-        yield name, (spec.n_experts, *shape)
+    for e in range(spec.n_experts):
+        yield from _feed_forward(f"moe.experts.{e}", spec.expert, d_model)
     if spec.shared is not None:
         yield from _feed_forward("moe.shared", spec.shared, d_model)
 

@@ -2,7 +2,7 @@
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
-from cutaway.forward.attention import head_outputs, pattern_blocks
+from cutaway.forward.attention import head_outputs, pattern_blocks, scored
 from cutaway.forward.head import logits
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point
@@ -27,7 +27,7 @@ def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k:
         if point.name in _WHOLE and seen < k.shape[1]:
             rest = engine.dots(q[:, rows], k[:, seen:])
             if point.name == "attn.scores":
-                rest = engine.scale(rest, attention.score_scale)
+                rest = scored(engine, attention, rest, layout.segments[0], rows)
             recorder.kept[point][0][:, rows, seen:] = rest
     return recorder.kept[point][0]
 
@@ -37,6 +37,6 @@ def head_out_point(engine: Engine, parameters: Parameters, point: Point, z: Arra
     return head_outputs(engine, parameters.layers[point.layer or 0], z, layout)
 
 
-def logits_point(engine: Engine, parameters: Parameters, final: Array, layout: Layout) -> Array:
+def logits_point(engine: Engine, spec: ModelSpec, parameters: Parameters, final: Array, layout: Layout) -> Array:
     """`logits` at every position, `[T, V]`, from what the head reads."""
-    return logits(engine, parameters, final, layout, range(layout.rows))
+    return logits(engine, spec, parameters, final, layout, range(layout.rows))

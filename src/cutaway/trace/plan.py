@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cutaway.points import Point, find_points, points_of
+from cutaway.points import Point, dot_inputs, find_points, points_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.recorder import ROW_BLOCKS
 
@@ -12,6 +12,7 @@ from cutaway.trace.recorder import ROW_BLOCKS
 SUMMARY = (
     "tokens",
     "embed.tokens",
+    "embed.types",
     "embed.positions",
     "embed.norm",
     "embed.out",
@@ -19,14 +20,19 @@ SUMMARY = (
     "attn.q",
     "attn.k",
     "attn.v",
+    "attn.q_normed",
+    "attn.k_normed",
     "attn.q_rot",
     "attn.k_rot",
     "attn.z",
     "attn.out",
     "resid_mid",
+    "moe.chosen",
+    "moe.gates",
     "mlp.out",
     "resid_post",
     "final.norm",
+    "pooler.out",
 )
 
 # What the overview of a pass reads of every layer: what is added to the stream, the stream, who listens to whom.
@@ -70,11 +76,7 @@ def overview_points(spec: ModelSpec, layer: int) -> list[Point]:
 def made_from(spec: ModelSpec, point: Point) -> list[Point]:
     """The points that the value at `point` is worked out from; the point itself where it is simply stored."""
     if point.name in ROW_BLOCKS and point.layer is not None:
-        turned = spec.layers[point.layer].attention.rotary is not None
-        return [
-            Point("attn.q_rot" if turned else "attn.q", point.layer),
-            Point("attn.k_rot" if turned else "attn.k", point.layer),
-        ]
+        return [Point(name, point.layer) for name in dot_inputs(spec.layers[point.layer].attention)]
     if point.name == "attn.head_out":
         return [Point("attn.z", point.layer)]
     if point.name == "logits":

@@ -54,7 +54,7 @@ class Trace:
         plan: Plan,
         layout: Layout,
         values: Mapping[Point, Any],
-        last_logits: np.ndarray,
+        last_logits: np.ndarray | None,
         positions: Sequence[int] | None = None,
         piece: Any = None,
     ) -> None:
@@ -66,8 +66,9 @@ class Trace:
         self._engine, self._parameters, self._plan, self._layout = engine, parameters, plan, layout
         self._rows = None if positions is None else _rows(positions, layout.rows)
         self._values: dict[Point, Any] = dict(values)
-        self._last_logits = last_logits  # [V], of the last position
+        self._last_logits = last_logits  # [V], of the last position; None without a head
         self._made: dict[Point, np.ndarray] = {}
+        self._cut: set[Point] = set()  # points of which only the rows asked for are still stored
         self._piece = piece
         self._drop_unneeded_rows()
 
@@ -97,23 +98,24 @@ class Trace:
 
     @property
     def last_logits(self) -> np.ndarray:
-        """`[V]`: the scores of the next token after the whole prompt; always there."""
+        """`[V]`: the scores of the next token after the whole prompt; CutawayError for an encoder without a head."""
+        if self._last_logits is None:
+            raise CutawayError(f"{self.spec.name} is an encoder without a head: it gives vectors, not logits.")
         return self._last_logits
 
     @property
     def probabilities(self) -> np.ndarray:
         """softmax of `last_logits`, `[V]` float64."""
-        return softmax(self._last_logits)
+        return softmax(self.last_logits)
 
     def next_tokens(self, count: int = 10) -> list[NextToken]:
         """The likeliest next tokens, likeliest first; ties go to the lowest id."""
         if count < 1:
             raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
-        p = self.probabilities
+        p, logits = self.probabilities, self.last_logits
         best = np.argsort(-p, kind="stable")[:count]
         return [
-            NextToken(int(i), self._piece(int(i)) if self._piece else "", float(self._last_logits[i]), float(p[i]))
-            for i in best
+            NextToken(int(i), self._piece(int(i)) if self._piece else "", float(logits[i]), float(p[i])) for i in best
         ]
 
     def save(self, path: str | Path) -> Path:
@@ -134,22 +136,21 @@ class Trace:
             value = self._values[point]
             if isinstance(value, dict):  # a T × T point, kept by segment
                 return self._chosen(point, engine.numpy(value[0]))
-            return self._chosen(point, value if point.name == "tokens" else engine.numpy(value))
+            return self._chosen(point, value if isinstance(value, np.ndarray) else engine.numpy(value))
         sources = [self._values[source] for source in made_from(self.spec, point)]
         if point.name in ROW_BLOCKS:
             value = row_blocks_point(engine, self.spec, point, *sources)
         elif point.name == "attn.head_out":
             value = head_out_point(engine, self._parameters, point, sources[0], self._layout)
         else:
-            value = logits_point(engine, self._parameters, sources[0], self._layout)
+            value = logits_point(engine, self.spec, self._parameters, sources[0], self._layout)
         return self._chosen(point, engine.numpy(value))
 
     def _chosen(self, point: Point, value: np.ndarray) -> np.ndarray:
         """Only the rows that the trace was asked for."""
-        axis = 0 if value.ndim == 1 else -2
-        if self._rows is None or value.shape[axis] == len(self._rows) != self._layout.rows:
+        if self._rows is None or point in self._cut or "T" not in point.info.shape:
             return value
-        return np.take(value, self._rows, axis=axis)
+        return np.take(value, self._rows, axis=point.info.shape.index("T"))
 
     def _drop_unneeded_rows(self) -> None:
         """Where only some positions were asked for, let go of the other rows of all that nothing else is made from."""
@@ -157,10 +158,9 @@ class Trace:
             return
         made = {p for p in self._plan.points if p not in self._plan.kept}
         needed = {source for point in made for source in made_from(self.spec, point)}
-        for point, value in self._values.items():
-            if point not in needed and not isinstance(value, dict):
-                plain = value if point.name == "tokens" else self._engine.numpy(value)
-                self._values[point] = self._engine.copy(self._chosen(point, plain)) if plain.ndim > 1 else plain
+        for point in [p for p, value in self._values.items() if p not in needed and not isinstance(value, dict)]:
+            self._values[point] = self._chosen(point, np.asarray(self._values[point]))
+            self._cut.add(point)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.cache import KVCache
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Point, points_of
+from cutaway.points import Point, Tap, points_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.identities import Check, deviation, identities
 from cutaway.trace.plan import make_plan
@@ -26,24 +26,31 @@ def verify(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequenc
     layout = Layout.of([len(sequence)])
     plan = make_plan(spec, points_of(spec))
     watcher = Recorder(engine, layout, points_of(spec))  # everything, also what a trace would work out later
-    plain = engine.numpy(transformer(engine, spec, parameters, [sequence]).logits)
-    watched = engine.numpy(transformer(engine, spec, parameters, [sequence], tap=watcher).logits)
+
+    def run(sequences: Sequence[np.ndarray], tap: Tap | None = None) -> np.ndarray:
+        """What comes out for the only sequence, or the second: its last logits or, without a head, its stream."""
+        ran = transformer(engine, spec, parameters, sequences, tap=tap)
+        which = 0 if len(sequences) == 1 else 1
+        if ran.logits is not None:
+            return engine.numpy(ran.logits)[which]
+        segment = ran.layout.segments[which]
+        return engine.numpy(ran.final)[segment.start : segment.stop]
+
+    plain = run([sequence])
+    watched = run([sequence], watcher)
     yield _bits("looking changes nothing, bit for bit", watched, plain)
 
-    patched = engine.numpy(transformer(engine, spec, parameters, [sequence], tap=_Patch(engine, watcher)).logits)
+    patched = run([sequence], _Patch(engine, watcher))
     yield _bits("values patched in from the same pass change nothing, bit for bit", patched, plain)
 
     prompt = Prompt(tuple(int(i) for i in sequence), (), "")
-    trace = Trace(engine, spec, parameters, prompt, plan, layout, watcher.kept, plain[-1])
-    worked_out = Trace(
-        engine, spec, parameters, prompt, plan, layout, {p: watcher.kept[p] for p in plan.kept}, plain[-1]
-    )
+    trace = Trace(engine, spec, parameters, prompt, plan, layout, watcher.kept, plain)
+    worked_out = Trace(engine, spec, parameters, prompt, plan, layout, {p: watcher.kept[p] for p in plan.kept}, plain)
     yield _same_when_worked_out(spec, watcher, worked_out)
     yield from identities(_with_all_logits(trace, worked_out), parameters)
 
     company = [sequence[: max(1, len(sequence) // 3)], sequence, sequence[:1]]
-    together = engine.numpy(transformer(engine, spec, parameters, company).logits)
-    yield _bits("company changes nothing, bit for bit", together[1], plain[0])
+    yield _bits("company changes nothing, bit for bit", run(company), plain)
     if spec.causal:
         yield _cached(engine, spec, parameters, sequence, worked_out.logits)
 
@@ -86,7 +93,8 @@ def _same_when_worked_out(spec: ModelSpec, watcher: Recorder, trace: Trace) -> C
 
 def _with_all_logits(trace: Trace, worked_out: Trace) -> Trace:
     """The watched pass worked out the last row of logits only; take all rows from the other trace."""
-    trace._values[Point("logits")] = worked_out.logits
+    if not trace.spec.headless:
+        trace._values[Point("logits")] = worked_out.logits
     return trace
 
 

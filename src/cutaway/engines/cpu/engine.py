@@ -9,10 +9,12 @@ from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.products import few_rows, unpack_tile
 from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.layout import BLOCK, FEW, Layout, RowBlock
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
+from cutaway.spec import ACTIVATIONS
 
 TILE = 1 << 19  # weights unpacked at a time for BLAS: 2 MB, which stays in the second- or third-level cache
 
@@ -123,6 +125,8 @@ class CpuEngine:
 
     def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
         x = self.array(x)
+        if kind not in ACTIVATIONS:  # "sigmoid", "tanh": used on a few numbers per token only
+            return REFERENCE[kind](x)
         out = np.empty_like(x)
         elementwise.activate(x, out, kind)
         return out
@@ -147,6 +151,12 @@ class CpuEngine:
     def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
         dots *= np.float32(factor)
         return dots
+
+    def cap(self, x: np.ndarray, limit: float) -> np.ndarray:
+        x /= np.float32(limit)
+        np.tanh(x, out=x)
+        x *= np.float32(limit)
+        return x
 
     def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         whole = np.ascontiguousarray(scores)
