@@ -66,7 +66,7 @@ class Engine(Protocol):
         """x / √(mean of squares + eps) · gain over the last axis. (Zhang & Sennrich 2019)"""
 
     def activate(self, x: Array, kind: str) -> Array:
-        """The non-linearity `kind`, one of spec.ACTIVATIONS, "sigmoid" or "tanh", element by element, in a new array."""
+        """The non-linearity `kind`, one of spec.ACTIVATIONS, "sigmoid" or "tanh": each element, in a new array."""
 
     def rotate(self, x: Array, cosines: Array, sines: Array, pairing: str) -> Array:
         """Turn pairs of coordinates of `[H, T, d_head]` by the angles of `[T, dims / 2]`; the rest passes.

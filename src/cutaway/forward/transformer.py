@@ -43,8 +43,8 @@ def transformer(
     """Run the model over one or more sequences of ids, packed one after another, never padded.
 
     With `caches`, one per sequence, each sequence goes on where its cache ends. `rows` are the packed rows
-    whose logits are worked out, ascending: by default the last row of each sequence. `types`, one per row, tell sentences
-    of a pair apart in models that do.
+    whose logits are worked out, ascending: by default the last row of each sequence. `types`, one per row, tell
+    the sentences of a pair apart in models that know them.
     """
     tap = tap if tap is not None else Unwatched()
     layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])

@@ -9,8 +9,8 @@ from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.products import few_rows, unpack_tile
 from cutaway.engines.cpu.threads import thread_count
-from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.layout import BLOCK, FEW, Layout, RowBlock
+from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
