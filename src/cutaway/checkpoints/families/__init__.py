@@ -6,6 +6,7 @@ These are the only files that know a model's name.
 from types import ModuleType
 
 from cutaway.checkpoints.families import gpt2, llama
+from cutaway.checkpoints.stored import quoted
 from cutaway.errors import CutawayError
 
 FAMILIES: tuple[ModuleType, ...] = (gpt2, llama)
@@ -16,7 +17,7 @@ def family_of(architecture: str, where: str, key: str) -> ModuleType:
     known = {getattr(family, key): family for family in FAMILIES}
     if architecture not in known:
         raise CutawayError(
-            f"{where} names the architecture {architecture!r}, which Cutaway cannot compute; "
+            f"{where} names the architecture {quoted(architecture)}, which Cutaway cannot compute; "
             f"it can compute {', '.join(sorted(known))}."
         )
     return known[architecture]

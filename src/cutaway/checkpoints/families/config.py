@@ -5,9 +5,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from cutaway.checkpoints.stored import quoted
 from cutaway.errors import CutawayError
 
 T = TypeVar("T")
+
+# Bounds on what a file may claim before its tensors have been looked at, so that a wrong number is refused at
+# once and not first multiplied out: published models have 126 layers and vocabularies of 262,144.
+MOST = 2**31 - 1
+MOST_LAYERS = 10_000
 
 # Keys of Hugging Face configurations that say nothing about the computation of a pass: bookkeeping, training
 # and generation settings, labels of tasks.
@@ -51,13 +57,23 @@ class Config:
             if default is None:
                 raise CutawayError(f"{self.where} lacks {key!r}, which this architecture needs.")
             return default
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        if kind is float and type(value) is int and abs(value) <= 2**1023:  # beyond, no float can hold it
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise CutawayError(
-                f"{key!r} is {value!r} in {self.where}; it must be {'a number' if kind is float else _a(kind)}."
-            )
+            raise CutawayError(f"{key!r} is {quoted(value)} in {self.where}; it must be {_a(kind)}.")
         return value
+
+    def size(self, key: str, default: int | None = None, most: int = MOST) -> int:
+        """A width, a length or a count at `key`: a whole number from 1 to `most`."""
+        value = self.get(key, int, default)
+        if not 1 <= value <= most:
+            raise CutawayError(f"{key!r} is {quoted(value)} in {self.where}; it must be from 1 to {most}.")
+        return value
+
+    def optional_size(self, key: str) -> int | None:
+        """As `size`, or None where the key is absent or null."""
+        self._read.add(key)
+        return self.size(key) if key in self else None
 
     def optional(self, key: str, kind: type[T]) -> T | None:
         """The value at `key`, or None where it is absent or null."""
@@ -71,14 +87,14 @@ class Config:
         if value is not None and value not in allowed:
             right = " or ".join(repr(a) for a in allowed) or "absent"
             raise CutawayError(
-                f"{key!r} is {value!r} in {self.where}; only {right} can be computed{why and f': {why}'}."
+                f"{key!r} is {quoted(value)} in {self.where}; only {right} can be computed{why and f': {why}'}."
             )
 
     def refuse_unread(self, harmless: Iterable[str] = ()) -> None:
         """Refuse the configuration if it holds a key that was neither read nor is known to change nothing."""
         unread = [k for k in self._values if k not in self._read and k not in HARMLESS and k not in harmless]
         if unread:
-            keys = ", ".join(repr(key) for key in unread)
+            keys = ", ".join(map(quoted, unread[:5])) + (f" and {len(unread) - 5} more" if len(unread) > 5 else "")
             raise CutawayError(
                 f"{self.where} has {keys}, which Cutaway does not know: it may change what the model computes, "
                 "so the checkpoint is refused rather than computed wrongly."
@@ -86,7 +102,8 @@ class Config:
 
 
 def _a(kind: type) -> str:
-    return {int: "a whole number", str: "a text", bool: "true or false", dict: "an object", list: "a list"}[kind]
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return (names | {dict: "an object", list: "a list"})[kind]
 
 
 def decimal(value: float) -> float:

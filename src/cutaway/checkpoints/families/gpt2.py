@@ -3,7 +3,7 @@
 Hugging Face stores its matrices one row per *input* (its Conv1D), so they are turned; GGUF has turned them.
 """
 
-from cutaway.checkpoints.families.config import Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
 from cutaway.checkpoints.families.names import Source, third, transposed, transposed_third
 from cutaway.checkpoints.stored import Tensors
 from cutaway.errors import CutawayError
@@ -12,7 +12,7 @@ from cutaway.spec.catalog import gpt2_like
 
 MODEL_TYPE = "gpt2"
 GGUF_ARCHITECTURE = "gpt2"
-HARMLESS = ("n_ctx", "reorder_and_upcast_attn", "attn_implementation", "rotary")
+HARMLESS = ("n_ctx", "reorder_and_upcast_attn", "_num_labels", "n_special", "predict_special_tokens")
 IGNORED = (r".*\.attn\.(bias|masked_bias)",)  # the causal mask, stored as a buffer: no weights
 GGUF_HARMLESS = ("vocab_size", "rope.dimension_count")
 ACTIVATIONS: dict[str, Activation] = {
@@ -29,18 +29,18 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     config.only("activation_function", *ACTIVATIONS)
     config.only("add_cross_attention", False, why="it would need an encoder")
     config.only("is_encoder_decoder", False)
-    d_model, n_heads = config.get("n_embd", int), config.get("n_head", int)
+    d_model, n_heads = config.size("n_embd"), config.size("n_head")
     if d_model % n_heads:
         raise CutawayError(f"n_embd = {d_model} in {config.where} cannot be split into n_head = {n_heads} equal heads.")
     scaled = config.get("scale_attn_weights", bool, True)
     spec = gpt2_like(
         name,
-        vocab_size=config.get("vocab_size", int),
+        vocab_size=config.size("vocab_size"),
         d_model=d_model,
-        n_layers=config.get("n_layer", int),
+        n_layers=config.size("n_layer", most=MOST_LAYERS),
         n_heads=n_heads,
-        n_max=config.get("n_positions", int),
-        d_ff=config.optional("n_inner", int),
+        n_max=config.size("n_positions"),
+        d_ff=config.optional_size("n_inner"),
         activation=ACTIVATIONS[activation],
         eps=config.get("layer_norm_epsilon", float, 1e-5),
         tied_head=config.get("tie_word_embeddings", bool, True),
@@ -94,11 +94,11 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
     spec = gpt2_like(
         name,
         vocab_size=vocab_size,
-        d_model=config.get("embedding_length", int),
-        n_layers=config.get("block_count", int),
-        n_heads=config.get("attention.head_count", int),
-        n_max=config.get("context_length", int),
-        d_ff=config.get("feed_forward_length", int),
+        d_model=config.size("embedding_length"),
+        n_layers=config.size("block_count", most=MOST_LAYERS),
+        n_heads=config.size("attention.head_count"),
+        n_max=config.size("context_length"),
+        d_ff=config.size("feed_forward_length"),
         eps=decimal(config.get("attention.layer_norm_epsilon", float)),
         tied_head="output.weight" not in tensors,
     )

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cutaway.checkpoints.families.config import Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
 from cutaway.checkpoints.families.names import Source, reordered
-from cutaway.checkpoints.stored import Tensors
+from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.errors import CutawayError
 from cutaway.spec import Activation, ModelSpec
 from cutaway.spec.catalog import llama_like
@@ -41,8 +41,8 @@ _NORMS = {"attn.norm": ("input_layernorm", "attn_norm"), "mlp.norm": ("post_atte
 
 def spec_from_config(config: Config, name: str) -> ModelSpec:
     """The spec that a Hugging Face `config.json` describes."""
-    d_model, n_heads = config.get("hidden_size", int), config.get("num_attention_heads", int)
-    d_head = config.optional("head_dim", int)
+    d_model, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
+    d_head = config.optional_size("head_dim")
     if d_head is None and d_model % n_heads:
         raise CutawayError(
             f"hidden_size = {d_model} in {config.where} cannot be split into {n_heads} equal heads; give 'head_dim'."
@@ -55,12 +55,12 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     bias = config.get("attention_bias", bool, False)
     spec = llama_like(
         name,
-        vocab_size=config.get("vocab_size", int),
+        vocab_size=config.size("vocab_size"),
         d_model=d_model,
-        n_layers=config.get("num_hidden_layers", int),
+        n_layers=config.size("num_hidden_layers", most=MOST_LAYERS),
         n_heads=n_heads,
-        n_kv_heads=config.get("num_key_value_heads", int, n_heads),
-        d_ff=config.get("intermediate_size", int),
+        n_kv_heads=config.size("num_key_value_heads", n_heads),
+        d_ff=config.size("intermediate_size"),
         d_head=d_head,
         eps=config.get("rms_norm_eps", float, 1e-6),
         rope_base=_rope_base(config),
@@ -69,7 +69,7 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=config.get("mlp_bias", bool, False),
-        context_length=config.optional("max_position_embeddings", int),
+        context_length=config.optional_size("max_position_embeddings"),
     )
     config.refuse_unread(HARMLESS)
     return spec
@@ -81,13 +81,14 @@ def _rope_base(config: Config) -> float:
     for key in ("rope_parameters", "rope_scaling"):
         rope: Mapping = config.optional(key, dict) or {}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        unknown = [k for k in rope if k not in ("rope_type", "type", "rope_theta")]
+        unknown = [str(k) for k, v in rope.items() if k not in ("rope_type", "type", "rope_theta") and v is not None]
         if kind != "default" or unknown:
             raise CutawayError(
-                f"{key!r} in {config.where} asks for rotary scaling {kind!r} ({', '.join(unknown) or 'no settings'}), "
+                f"{key!r} in {config.where} asks for rotary scaling {quoted(kind)} "
+                f"({', '.join(unknown[:5]) or 'no settings'}), "
                 "which cannot be computed yet; only plain rotary positions can."
             )
-        base = float(rope.get("rope_theta", base))
+        base = Config(rope, f"{key!r} of {config.where}").get("rope_theta", float, base)
     return base
 
 
@@ -99,7 +100,7 @@ def sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
 
 def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
     """The spec that the metadata of a GGUF file describes (keys without their "llama.")."""
-    vocab_size, d_model = tensors["token_embd.weight"].shape
+    vocab_size = tensors["token_embd.weight"].shape[0]
     config.only("rope.scaling.type", "none", why="rotary scaling cannot be computed yet")
     config.only("expert_count", 0, why="mixtures of experts cannot be computed yet")
     config.only("expert_used_count", 0)
@@ -108,26 +109,26 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
             f"{config.where}: the file scales its rotary angles (tensor rope_freqs.weight, as Llama 3.1 does), "
             "which cannot be computed yet."
         )
-    n_heads = config.get("attention.head_count", int)
-    d_head = config.get("attention.key_length", int, d_model // n_heads)
+    d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
+    d_head = config.size("attention.key_length", d_model // n_heads)
     config.only("attention.value_length", d_head, why="keys and values must be of one width here")
+    config.only("rope.dimension_count", d_head, why="the order of the rows pairs the coordinates of whole heads")
     spec = llama_like(
         name,
         vocab_size=vocab_size,
-        d_model=config.get("embedding_length", int),
-        n_layers=config.get("block_count", int),
+        d_model=d_model,
+        n_layers=config.size("block_count", most=MOST_LAYERS),
         n_heads=n_heads,
-        n_kv_heads=config.get("attention.head_count_kv", int, n_heads),
-        d_ff=config.get("feed_forward_length", int),
+        n_kv_heads=config.size("attention.head_count_kv", n_heads),
+        d_ff=config.size("feed_forward_length"),
         d_head=d_head,
         eps=decimal(config.get("attention.layer_norm_rms_epsilon", float)),
         rope_base=decimal(config.get("rope.freq_base", float, 10_000.0)),
-        rope_dims=config.optional("rope.dimension_count", int),
         tied_head="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         out_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
-        context_length=config.optional("context_length", int),
+        context_length=config.optional_size("context_length"),
     )
     config.refuse_unread(GGUF_HARMLESS)
     return spec

@@ -43,7 +43,10 @@ def collect(tensors: Tensors, sources: Mapping[str, Source], ignored: Iterable[s
     weights = {}
     for ours, source in sources.items():
         weight = tensors[source.name]
-        weights[ours] = weight if source.change is None else source.change(weight)
+        try:
+            weights[ours] = weight if source.change is None else source.change(weight)
+        except CutawayError as error:
+            raise CutawayError(f"{tensors.source}, {source.name}: {error}") from None
     return weights
 
 
