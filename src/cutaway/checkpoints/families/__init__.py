@@ -13,8 +13,11 @@ FAMILIES: tuple[ModuleType, ...] = (gpt2, llama)
 
 
 def family_of(architecture: str, where: str, key: str) -> ModuleType:
-    """The family whose `key` ("MODEL_TYPE" or "GGUF_ARCHITECTURE") is this; CutawayError lists the known ones."""
-    known = {getattr(family, key): family for family in FAMILIES}
+    """The family that lists this in its `key` ("MODEL_TYPES" or "GGUF_ARCHITECTURES").
+
+    Raises CutawayError, with the list of the known ones, for any other.
+    """
+    known = {name: family for family in FAMILIES for name in getattr(family, key)}
     if architecture not in known:
         raise CutawayError(
             f"{where} names the architecture {quoted(architecture)}, which Cutaway cannot compute; "

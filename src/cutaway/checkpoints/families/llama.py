@@ -14,8 +14,8 @@ from cutaway.errors import CutawayError
 from cutaway.spec import Activation, ModelSpec
 from cutaway.spec.catalog import llama_like
 
-MODEL_TYPE = "llama"
-GGUF_ARCHITECTURE = "llama"
+MODEL_TYPES = ("llama",)
+GGUF_ARCHITECTURES = ("llama",)
 HARMLESS = ("pretraining_tp", "is_llama_config", "mlp_dropout")  # pretraining_tp only splits the same sums
 IGNORED = (r".*\.rotary_emb\.inv_freq",)  # the rotary frequencies, stored as a buffer: worked out from the base
 GGUF_HARMLESS = ("vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned")
