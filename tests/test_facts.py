@@ -287,7 +287,7 @@ def test_10_4_rotation_keeps_lengths_and_makes_the_dot_product_depend_on_the_dis
     engine, random = NumpyEngine(), np.random.default_rng(seed)
     spec = RotarySpec(10_000.0, 2 * half, pairing)
     q, k = random.standard_normal((2, 1, 1, 8))
-    turn = rotation(engine, spec, np.arange(30))
+    turn = rotation(engine, spec, Layout.of([30]))
     queries = engine.rotate(np.repeat(q, 30, axis=1), *turn, pairing)  # the same vector at every position
     keys = engine.rotate(np.repeat(k, 30, axis=1), *turn, pairing)
     np.testing.assert_allclose(np.linalg.norm(queries, axis=-1), np.linalg.norm(q), rtol=1e-13)

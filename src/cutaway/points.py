@@ -294,7 +294,7 @@ def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> s
     if name in POINTS:
         if name in IN_LAYER and name == pattern:
             return f"{name!r} stands in every layer: say which, as in 'layers.0.{name}' or 'layers.*.{name}'."
-        reason = _why_absent(name, spec, layers)
+        reason = _why_absent(name, spec, layers) if (name in IN_LAYER) == (layered is not None) else None
         if reason:
             return f"No point {pattern!r}: {reason}."
     names = {str(point): None for point in available}
