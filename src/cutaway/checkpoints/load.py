@@ -48,7 +48,7 @@ def _from_gguf(location: Location) -> Checkpoint:
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'general.architecture': it does not say what it is.")
-    family = family_of(architecture, where, "GGUF_ARCHITECTURE")
+    family = family_of(architecture, where, "GGUF_ARCHITECTURES")
     prefix = f"{architecture}."
     config = Config({k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}, where)
     spec = family.spec_from_gguf(config, file.tensors, location.name)
@@ -65,7 +65,7 @@ def _from_folder(location: Location) -> Checkpoint:
     architecture = values.get("model_type")
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'model_type': it does not say what it is.")
-    family = family_of(architecture, where, "MODEL_TYPE")
+    family = family_of(architecture, where, "MODEL_TYPES")
     spec = family.spec_from_config(Config(values, where), location.name)
     tensors = find_weights(location.path).tensors
     sources = family.sources(spec, tensors)
