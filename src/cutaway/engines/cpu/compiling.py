@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numba
-from numba import prange, types
+from numba import types
 
 from cutaway.engines.cpu import threads
-from cutaway.engines.cpu.vectors import call_part
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
@@ -46,7 +45,7 @@ class Kernel:
         with self._one_at_a_time:
             if not self._address:
                 _announce(self.name)
-                self._address = _compile(self._function)
+                self._address = compile_native(self._function)
 
 
 _local = threading.local()
@@ -78,48 +77,26 @@ def _announce(name: str) -> None:
 _alive: list[Any] = []  # compiled functions; their code goes when they do
 
 
-def _compile(function: Callable[[int, int, int], None]) -> int:
+def compile_native(function: Callable[[int, int, int], None]) -> int:
     """Where the compiled function lies; compiled now, or loaded as an earlier process left it.
 
     No fast-math: every sum keeps the order in which it is written, so that its bits never depend on how
     many rows are computed together.
     """
-    compiled = _cached(lambda keep: numba.cfunc(_SIGNATURE, cache=keep, error_model="numpy")(function))
+    folder = _kernel_folder()
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = folder or before
+    try:
+        compiled = numba.cfunc(_SIGNATURE, cache=folder is not None, error_model="numpy")(function)
+    except OSError:  # a full disk, or a folder that went away
+        compiled = numba.cfunc(_SIGNATURE, error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = before
     _alive.append(compiled)
     return compiled.address
 
 
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
-
-
-def _cached(compile_with: Callable[[bool], Any]) -> Any:
-    """Let Numba compile with our folder as its cache, or, where that fails, without one."""
-    folder = _kernel_folder()
-    if folder is None:
-        return compile_with(False)
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder
-    try:
-        return compile_with(True)
-    except OSError:  # a full disk, or a cache damaged by one
-        return compile_with(False)
-    finally:
-        numba.config.CACHE_DIR = before
-
-
-@cache
-def parallel_runner() -> Any:
-    """The one function that Numba's threads run: each part of a kernel, given by its address."""
-
-    def run_parts(function: int, arguments: int, parts: int) -> None:
-        for part in prange(parts):
-            call_part(function, arguments, part, parts)
-
-    return _cached(
-        lambda keep: numba.njit(
-            types.void(*(types.int64,) * 3), cache=keep, parallel=True, nogil=True, error_model="numpy"
-        )(run_parts)
-    )
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.products import few_rows, unpack_tile
-from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.cpu.threads import one_blas_thread, share, thread_count
 from cutaway.engines.layout import BLOCK, FEW, Layout, RowBlock
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Gain, Linear
@@ -16,7 +16,9 @@ from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ACTIVATIONS
 
-TILE = 1 << 19  # weights unpacked at a time for BLAS: 2 MB, which stays in the second- or third-level cache
+TILE = 1 << 18  # weights unpacked at a time for BLAS: 1 MB, which stays in the second-level cache
+PARTS = 4  # parts of a few-row product for each thread, so that a thread that is late costs little
+SMALLEST_PART = 1 << 14  # weights; waking another thread for fewer costs more than it saves
 
 
 class CpuEngine:
@@ -33,7 +35,7 @@ class CpuEngine:
         self.dtype = np.dtype(dtype or "float32")
         if self.dtype != np.float32:
             raise CutawayError(f"The cpu engine computes in float32, not in {self.dtype}; the numpy engine can.")
-        self._threads = thread_count()
+        thread_count()  # a wrong CUTAWAY_THREADS is told now
         self._local = threading.local()  # each Python thread's scratch
 
     def array(self, values: np.ndarray) -> np.ndarray:
@@ -79,27 +81,29 @@ class CpuEngine:
     def _few(self, x: np.ndarray, weight: Weight, y: np.ndarray) -> None:
         """Every row of x by itself, in one pass over the weight."""
         d_out, d_in = weight.shape
-        scratch = self._scratch("rows", self._threads * 2 * d_in)
-        few_rows(weight.kind)(
-            *(*_stored(weight), d_out, d_in, place(x), len(x), place(y)),
-            place(scratch),
-            parts=self._threads,
-        )
+        parts = max(1, min(PARTS * thread_count(), d_out * d_in // SMALLEST_PART))
+        scratch = self._scratch("rows", parts * 2 * d_in)
+        few_rows(weight.kind)(*(*_stored(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts)
 
     def _many(self, x: np.ndarray, weight: Weight, y: np.ndarray, blocks: Sequence[RowBlock]) -> None:
-        """Each block as one product of its full size, one tile of the weight's rows after another."""
+        """Each block as one product of its full size, with one tile of the weight's rows after another."""
         d_out, d_in = weight.shape
         padded = [_padded(x, block) for block in blocks]
-        step = min(d_out, max(64, TILE // d_in))
-        products = self._scratch("products", max(block.size for block in blocks) * step)
-        for first in range(0, d_out, step):
-            last = min(first + step, d_out)
+        largest = max(block.size for block in blocks)
+        step = _tile_rows(d_out, d_in)
+
+        def one_tile(item: int) -> None:
+            first, last = item * step, min((item + 1) * step, d_out)
             tile = self._tile(weight, first, last)
+            products = self._scratch("products", largest * (last - first))
             for block, rows in zip(blocks, padded, strict=True):
                 product = products[: block.size * (last - first)].reshape(block.size, last - first)
                 np.matmul(rows, tile.T, out=product)
                 taken = block.stop - block.start
                 y[block.start : block.stop, first:last] = product[block.offset : block.offset + taken]
+
+        with one_blas_thread():
+            share(one_tile, -(-d_out // step))
 
     def _tile(self, weight: Weight, first: int, last: int) -> np.ndarray:
         """Weight rows `first:last` as float32 `[rows, d_in]`: the map itself where that is what lies there."""
@@ -107,7 +111,7 @@ class CpuEngine:
         if weight.kind == "F32" and weight.order is None and rows.ctypes.data % 4 == 0:
             return rows[first:last].view(np.float32)
         tile = self._scratch("tile", (last - first) * d_in)
-        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile), parts=self._threads)
+        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile))
         return tile.reshape(last - first, d_in)
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
@@ -143,9 +147,8 @@ class CpuEngine:
         if n_rows <= FEW:
             attend.dots(_rows_contiguous(q), _rows_contiguous(k), out)
             return out
-        full = _filled(q)
-        grouped = full.reshape(len(k), -1, d_head)  # query heads beside their key head
-        products = (grouped @ k.swapaxes(1, 2)).reshape(n_heads, -1, n_keys)
+        grouped = _filled(q).reshape(len(k), -1, d_head)  # query heads beside their key head
+        products = _matmul(grouped, k.swapaxes(1, 2)).reshape(n_heads, -1, n_keys)
         return products if products.shape[1] == n_rows else np.ascontiguousarray(products[:, :n_rows])
 
     def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
@@ -175,7 +178,7 @@ class CpuEngine:
             attend.mix(self.array(pattern), _rows_contiguous(v), out)
             return out
         grouped = _filled(pattern).reshape(len(v), -1, n_keys)
-        mixed = (grouped @ v).reshape(n_heads, -1, d_head)
+        mixed = _matmul(grouped, v).reshape(n_heads, -1, d_head)
         return mixed if mixed.shape[1] == n_rows else np.ascontiguousarray(mixed[:, :n_rows])
 
     def _scratch(self, use: str, size: int) -> np.ndarray:
@@ -190,6 +193,25 @@ class CpuEngine:
 def _stored(weight: Weight) -> tuple[int, int, int]:
     """Where the weight's rows lie, the bytes from row to row, and where its order lies, or 0."""
     return place(weight.rows), weight.rows.strides[0], 0 if weight.order is None else place(weight.order)
+
+
+def _tile_rows(d_out: int, d_in: int) -> int:
+    """Rows of a tile: about TILE weights, and four tiles or a multiple of four, whatever threads there are."""
+    tiles = -(-d_out * d_in // TILE)
+    even = -(-d_out // (-(-tiles // 4) * 4))
+    return -(-even // 16) * 16
+
+
+def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A stack of products `[H_kv, m, n]`, one key head in each thread."""
+    out = np.empty((len(a), a.shape[1], b.shape[2]), np.float32)
+
+    def one_head(head: int) -> None:
+        np.matmul(a[head], b[head], out=out[head])
+
+    with one_blas_thread():
+        share(one_head, len(a))
+    return out
 
 
 def _padded(x: np.ndarray, block: RowBlock) -> np.ndarray:

@@ -1,40 +1,34 @@
-"""How many threads compute, through which of Numba's layers, and who may start them when.
-
-The layers, measured with 210 products of a small model a pass on two cores: `omp` starts a parallel
-region in 5 to 10 microseconds, `workqueue` in about 100. So `omp` comes first where the system has it and
-`workqueue`, which Numba brings along everywhere, is the spare. `tbb` lies between the two and is taken before
-`workqueue` where it is installed. NUMBA_THREADING_LAYER, if set, decides instead.
-
-`workqueue` ends the process when two threads start kernels at once, so one lock covers every start; `omp`
-ends a forked child that starts one, so a child computes in its one thread.
-"""
+"""How many threads compute, and how work is spread over them: kernels' parts, and products by BLAS."""
 
 import ctypes
+import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numba
 import numpy as np
 
 from cutaway.errors import CutawayError
 
-LAYERS = ["omp", "tbb", "workqueue"]
+if TYPE_CHECKING:
+    from cutaway.engines.cpu.pool import Pool
 
-_lock = threading.RLock()
-_local = threading.local()
-_started = False  # whether this process has started parallel kernels
-_forked = False  # whether it was forked from one that had
+_lock = threading.RLock()  # one kernel at a time in a process
+_pool: "Pool | None" = None
+_workers: ThreadPoolExecutor | None = None
 
 
 def _after_fork() -> None:
-    global _lock, _forked
-    _lock = threading.RLock()  # whoever held it stayed behind in the parent
-    _forked = _started
+    """In a forked child: the parent's threads are not here, and whoever held the lock stayed behind."""
+    global _lock, _pool, _workers, _blas_lock, _blas_users
+    _lock, _pool, _workers = threading.RLock(), None, None
+    _blas_lock, _blas_users = threading.Lock(), 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -105,92 +99,117 @@ def _quota(folder: Path) -> float:
 
 
 def launch(function: int, arguments: int, parts: int) -> None:
-    """Run all parts of the kernel at an address, on as many threads; one kernel at a time in a process.
+    """Run all parts of the kernel at an address; a single part in the calling thread, more by the pool.
 
-    A single part runs at once in the calling thread, and so does everything in a forked child, one part
-    after another: the numbers are the same. The GIL is released meanwhile.
+    Python threads take turns. The GIL is released meanwhile.
     """
-    if parts == 1 or _forked:
-        call = _NATIVE(function)
-        for part in range(parts):
-            call(arguments, part, parts)
+    global _pool
+    if parts == 1:
+        _NATIVE(function)(arguments, 0, 1)
         return
     with _lock:
-        if not getattr(_local, "ready", False):
-            _prepare()
-        _runner(function, arguments, parts)
+        if _pool is None:
+            from cutaway.engines.cpu.pool import Pool
+
+            _pool = Pool(thread_count() - 1)
+        _pool.run(function, arguments, parts)
 
 
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-_runner: Callable[[int, int, int], None]
 
 
-def _prepare() -> None:
-    """Choose the layer, once, and tell Numba how many threads this Python thread's kernels get."""
-    global _started, _runner
-    count = thread_count()
-    if not _started:
-        from cutaway.engines.cpu.compiling import parallel_runner
+def share(work: Callable[[int], None], items: int) -> None:
+    """Call `work` for each of `range(items)`, spread over the threads; for work that releases the GIL.
 
-        if "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
-            numba.config.THREADING_LAYER_PRIORITY = LAYERS
-        numba.config.NUMBA_NUM_THREADS = max(count, numba.config.NUMBA_NUM_THREADS)
-        _limit_blas(count)
-        _runner = parallel_runner()
-        _started = True
-    numba.set_num_threads(count)
-    _local.ready = True
+    Items are claimed one by one, and a thread that has not begun when all are claimed is not waited for.
+    """
+    global _workers
+    helpers = min(thread_count(), items) - 1
+    if helpers < 1:
+        for item in range(items):
+            work(item)
+        return
+    claims = itertools.count()
+
+    def run() -> None:
+        while (item := next(claims)) < items:
+            work(item)
+
+    with _lock:
+        if _workers is None:
+            _workers = ThreadPoolExecutor(thread_count() - 1, thread_name_prefix="cutaway products")
+        begun = [_workers.submit(run) for _ in range(helpers)]
+    try:
+        run()
+    finally:
+        for future in begun:
+            if not future.cancel():
+                future.result()
 
 
-def _limit_blas(count: int) -> None:
-    """Give NumPy's OpenBLAS as many threads; it knows this process's affinity but not CUTAWAY_THREADS."""
+_blas_lock = threading.Lock()
+_blas_users = 0
+_blas_threads = 1
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """OpenBLAS with one thread while the block runs: `share` spreads its products instead.
+
+    Its own threads spin and wait for one another, which with other work on the machine made products three
+    times slower than one thread; and what it rounds would depend on their number. Where NumPy uses another
+    BLAS, that one decides for itself.
+    """
+    global _blas_users, _blas_threads
     library = _openblas()
-    if library is not None:
-        library(count)
+    if library is None:
+        yield
+        return
+    set_threads, get_threads = library
+    with _blas_lock:
+        if _blas_users == 0:
+            _blas_threads = get_threads()
+            set_threads(1)
+        _blas_users += 1
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _blas_users -= 1
+            if _blas_users == 0:
+                set_threads(_blas_threads)
 
 
 @cache
-def _openblas() -> Any:
-    """OpenBLAS's own function that sets its number of threads; None where NumPy uses something else."""
+def _openblas() -> tuple[Any, Any] | None:
+    """OpenBLAS's functions that set and tell its number of threads; None where NumPy uses something else."""
     folder = Path(np.__file__).parent
     for file in [*(folder.parent / "numpy.libs").glob("*openblas*"), *(folder / ".dylibs").glob("*openblas*")]:
         try:
             library = ctypes.CDLL(str(file))
         except OSError:
             continue
-        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads"):
-            if hasattr(library, name):
-                return getattr(library, name)
+        for end in ("64_", ""):
+            names = [f"scipy_openblas_{verb}_num_threads{end}" for verb in ("set", "get")]
+            if all(hasattr(library, name) for name in names):
+                return getattr(library, names[0]), getattr(library, names[1])
     return None
 
 
 def describe() -> dict[str, str | int]:
-    """What computes here, for `cutaway doctor`: threads and why, Numba and its layer, NumPy and its BLAS."""
-    with _lock:
-        if not _started and not _forked:
-            _prepare()
-            _runner(0, 0, 0)  # Numba names the layer only once it runs
-    layer = "none" if _forked else numba.threading_layer()
-    why = "this process was forked while its parent computed" if _forked else _layer_why(layer)
+    """What computes here, for `cutaway doctor`: threads and why so many, Numba, NumPy and its BLAS."""
+    import numba
+
     config: Any = np.show_config(mode="dicts")
     blas = config["Build Dependencies"]["blas"]
-    reason = "CUTAWAY_THREADS" if os.environ.get("CUTAWAY_THREADS", "").strip() else "processors it may use"
+    asked = os.environ.get("CUTAWAY_THREADS", "").strip()
     return {
         "threads": thread_count(),
-        "threads_from": reason,
+        "threads_from": "CUTAWAY_THREADS" if asked else "the processors that this process may use",
         "processors": os.cpu_count() or 1,
-        "layer": layer,
-        "layer_why": why,
+        "layer": "Cutaway's own threads; Numba only compiles",
         "numba": numba.__version__,
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
+        "blas_threads": "as many as compute" if _openblas() is None else "one in each of our threads",
     }
-
-
-def _layer_why(layer: str) -> str:
-    if os.environ.get("NUMBA_THREADING_LAYER"):
-        return "NUMBA_THREADING_LAYER asks for it"
-    return {
-        "omp": "OpenMP, the quickest to start",
-        "tbb": "Intel TBB; OpenMP, which starts quicker, is not on this system (libgomp)",
-    }.get(layer, "Numba's own; neither OpenMP (libgomp) nor TBB is on this system, and small models run slower")

@@ -193,14 +193,6 @@ def arguments(typing_context, packed, count):  # type: ignore[no-untyped-def]
     return result(types.int64, count), generate
 
 
-@operation(types.void, *(types.int64,) * 4)
-def call_part(builder: Any, function: Any, packed: Any, part: Any, parts: Any) -> Any:
-    """Call the compiled kernel that lies at an address."""
-    kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-    builder.call(builder.inttoptr(function, kind.as_pointer()), [packed, part, parts])
-    return ir.Constant(I8.as_pointer(), None)
-
-
 @operation(types.float32, types.int64)
 def as_float(builder: Any, bits: Any) -> Any:
     """The float64 with these 64 bits, rounded to float32: how a kernel is given a number that is not whole."""
