@@ -1,14 +1,11 @@
 """Each tiny model is built and saved once for all tests of a worker."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch_reference import Case, saved
-
-Made = Callable[..., tuple[Path, Any]]
+from torch_reference import Case, Made, saved
 
 
 @pytest.fixture(scope="session")

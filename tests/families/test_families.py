@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import GPT2, LENGTHS, LLAMA
-from conftest import Made
-from torch_reference import Case, deviation, lifted, prompt, run
+from torch_reference import Case, Made, deviation, lifted, prompt, run
 
 import cutaway
 from cutaway.forward.cache import KVCache

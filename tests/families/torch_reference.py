@@ -4,7 +4,6 @@ Even in a float64 model `transformers` works out RMSNorm, the rotary angles and 
 which alone costs about 7e-8. `lifted` raises these three places to float64 for as long as it lasts.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,9 @@ from transformers.utils import logging
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
+torch.set_num_threads(1)  # arrays this small only wait for a second one
+
+Made = Callable[..., tuple[Path, Any]]  # the fixture `made`: its folder, and the float64 model of the saved numbers
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,3 @@ def _keep(
 def _heads(n_heads: int, x: np.ndarray) -> np.ndarray:
     """`[T, n_heads · d_head]` → `[n_heads, T, d_head]`."""
     return x.reshape(len(x), n_heads, -1).swapaxes(0, 1)
-
-
-torch.set_num_threads(min(2, os.cpu_count() or 1))
