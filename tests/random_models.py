@@ -20,12 +20,20 @@ from cutaway.points import Point, points_of
 from cutaway.spec import (
     ACTIVATIONS,
     AttentionSpec,
+    ExpertsSpec,
     FeedForwardSpec,
+    HeadTransformSpec,
+    LatentSpec,
     LayerSpec,
+    LinearScaling,
+    Llama3Scaling,
     ModelSpec,
     NormSpec,
     PositionsSpec,
+    QueryGrowth,
     RotarySpec,
+    RouterSpec,
+    YarnScaling,
     parameter_shapes,
 )
 from cutaway.spec.catalog import gpt2_like, llama_like
@@ -144,39 +152,101 @@ class NotingTap:
 
 def norms() -> st.SearchStrategy[NormSpec]:
     return st.builds(
-        NormSpec, st.sampled_from(("layer", "rms")), st.sampled_from((1e-5, 1e-6, 1e-12)), bias=st.booleans()
+        lambda kind, eps, learned: NormSpec(kind, eps, *learned),
+        st.sampled_from(("layer", "rms")),
+        st.sampled_from((1e-5, 1e-6)),
+        st.sampled_from(((False, True), (True, True), (False, False))),
     )
 
 
 @st.composite
-def layers(draw: st.DrawFn, causal: bool, rotary: bool | None = None) -> LayerSpec:
-    """Any block that a spec can say."""
-    d_head = draw(st.integers(1, 6))
-    n_kv_heads = draw(st.integers(1, 3))
-    turn = None
-    if d_head >= 2 and (draw(st.booleans()) if rotary is None else rotary):
-        turn = RotarySpec(
-            draw(st.sampled_from((100.0, 10_000.0))),
-            2 * draw(st.integers(1, d_head // 2)),
-            draw(st.sampled_from(("halves", "adjacent"))),
+def rotaries(draw: st.DrawFn, widest: int) -> RotarySpec:
+    return RotarySpec(
+        draw(st.sampled_from((100.0, 10_000.0))),
+        2 * draw(st.integers(1, widest // 2)),
+        draw(st.sampled_from(("halves", "adjacent"))),
+        draw(st.sampled_from((None, None, LinearScaling(2.0), Llama3Scaling(4.0, 1.0, 4.0, 8), YarnScaling(4.0, 8)))),
+    )
+
+
+@st.composite
+def attentions(draw: st.DrawFn, causal: bool) -> AttentionSpec:
+    """Any attention: heads of any number and width, grouped, turned, normed, windowed, capped; one in five latent."""
+    shared = {
+        "causal": causal,
+        "qkv_bias": draw(st.booleans()),
+        "out_bias": draw(st.booleans()),
+        "scale": draw(st.sampled_from((None, 0.3))),
+        "window": draw(st.sampled_from((None, None, 1, 3))) if causal else None,
+        "chunk": draw(st.sampled_from((None, None, 2))),
+        "cap": draw(st.sampled_from((None, None, 2.0))),
+        "growth": draw(st.sampled_from((None, None, QueryGrowth(2, 0.5)))),
+    }
+    n_kv_heads, d_head = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    if draw(st.integers(0, 4)) == 0:
+        d_rope = 2 * draw(st.integers(1, 2))
+        latent = LatentSpec(
+            draw(st.integers(1, 6)), draw(st.sampled_from((None, 3))), d_head, d_rope, NormSpec("rms", 1e-6)
         )
-    attention = AttentionSpec(
+        return AttentionSpec(
+            n_kv_heads,
+            n_kv_heads,
+            d_head + d_rope,
+            rotary=RotarySpec(10_000.0, d_rope, "adjacent"),
+            latent=latent,
+            d_value=draw(st.integers(1, 6)),
+            **shared,
+        )
+    return AttentionSpec(
         n_kv_heads * draw(st.integers(1, 3)),
         n_kv_heads,
         d_head,
-        causal=causal,
-        rotary=turn,
-        qkv_bias=draw(st.booleans()),
-        out_bias=draw(st.booleans()),
-        scale=draw(st.sampled_from((None, 0.3))),
+        rotary=draw(st.none() | rotaries(d_head)) if d_head > 1 else None,
+        qk_norm=draw(st.none() | norms()),
+        norm_after_rotary=draw(st.booleans()),
+        **shared,
     )
-    feed_forward = FeedForwardSpec(
+
+
+@st.composite
+def feed_forwards(draw: st.DrawFn, bias: bool | None = None) -> FeedForwardSpec:
+    return FeedForwardSpec(
         draw(st.integers(1, 12)),
         draw(st.sampled_from(ACTIVATIONS)),  # type: ignore[arg-type]
         gated=draw(st.booleans()),
-        bias=draw(st.booleans()),
+        bias=draw(st.booleans()) if bias is None else bias,
     )
-    return LayerSpec(attention, feed_forward, draw(st.none() | norms()), draw(st.sampled_from(("pre", "post"))))
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> ExpertsSpec:
+    groups = draw(st.integers(1, 2))
+    n_experts = groups * draw(st.integers(2, 3))
+    router = RouterSpec(
+        draw(st.integers(1, n_experts // groups)),
+        draw(st.sampled_from(("softmax", "sigmoid"))),
+        renormalise=draw(st.booleans()),
+        scale=draw(st.sampled_from((1.0, 2.5))),
+        n_groups=groups,
+        correction=draw(st.booleans()),
+        gate_input=draw(st.booleans()),
+    )
+    return ExpertsSpec(n_experts, draw(feed_forwards(bias=False)), router, draw(st.none() | feed_forwards(bias=False)))
+
+
+@st.composite
+def layers(draw: st.DrawFn, causal: bool) -> LayerSpec:
+    """Any block that a spec can say."""
+    parallel = draw(st.integers(0, 4)) == 0
+    return LayerSpec(
+        draw(attentions(causal)),
+        draw(mixtures()) if draw(st.integers(0, 3)) == 0 else draw(feed_forwards()),
+        draw(st.none() | norms()),
+        "pre" if parallel else draw(st.sampled_from(("pre", "post"))),
+        out_norm=draw(st.none() | st.none() | norms()),
+        parallel=parallel,
+        shared_norm=parallel and draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -198,4 +268,8 @@ def specs(draw: st.DrawFn, causal: bool | None = None) -> ModelSpec:
         final_norm=draw(st.none() | norms()),
         tied_head=draw(st.booleans()),
         head_bias=draw(st.booleans()),
+        token_types=draw(st.sampled_from((None, None, 2))),
+        head_transform=draw(st.none() | st.builds(HeadTransformSpec, st.just("gelu"), norms())),
+        pooler=draw(st.booleans()),
+        logit_cap=draw(st.sampled_from((None, None, 3.0))),
     )

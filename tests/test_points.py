@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from cutaway import CutawayError
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.forward.transformer import transformer
-from cutaway.points import POINTS, Unwatched, find_points, layer_names, parse_point, points_of
-from cutaway.spec import LayerSpec, ModelSpec, PositionsSpec
+from cutaway.points import POINTS, Unwatched, find_points, layer_names, parse_point, points_of, shape_symbols
+from cutaway.spec import ExpertsSpec, LayerSpec, ModelSpec, PositionsSpec
 from random_models import GPT2, LIKE, LLAMA, POST, NotingTap, everything, random_ids, random_parameters, specs
 
 ATTENTION = "attn.q attn.k attn.v {} attn.dots attn.scores attn.masked attn.pattern attn.z attn.head_out attn.raw"
@@ -67,12 +67,18 @@ def test_shapes_in_symbols_are_the_shapes_in_numbers(spec, length):
     trace = random_model(spec).trace(random_ids(spec, length), points=["*"])
     assert trace.points == [str(point) for point in points_of(spec)]
     for point in points_of(spec):
-        sizes = {"T": length, "S": length, "V": spec.vocab_size, "d": spec.d_model}
+        sizes = {"T": length, "S": length, "V": spec.vocab_size, "d": spec.d_model, "1": 1}
         if point.layer is not None:
             layer = spec.layers[point.layer]
-            a = layer.attention
-            sizes |= {"H": a.n_heads, "H_kv": a.n_kv_heads, "d_head": a.d_head, "d_ff": layer.feed_forward.d_ff}
-        assert trace[point].shape == tuple(sizes[symbol] for symbol in point.info.shape), str(point)
+            a, f = layer.attention, layer.feed_forward
+            sizes |= {"H": a.n_heads, "H_kv": a.n_kv_heads, "d_head": a.d_head, "d_value": a.value_width}
+            if a.latent is not None:
+                sizes |= {"q_rank": a.latent.q_rank, "kv_rank": a.latent.kv_rank, "d_rope": a.latent.d_rope}
+            if isinstance(f, ExpertsSpec):
+                sizes |= {"E": f.n_experts, "k": f.router.n_active}
+            else:
+                sizes["d_ff"] = f.d_ff
+        assert trace[point].shape == tuple(sizes[symbol] for symbol in shape_symbols(point, spec)), str(point)
 
 
 @pytest.mark.parametrize("like", LIKE)
@@ -86,7 +92,9 @@ def test_every_point_says_what_it_is_why_it_is_there_and_which_chapter_explains_
     for name, info in POINTS.items():
         assert info.shape and info.meaning and info.reason, name
         assert 2 <= float(info.chapter) < 16, name
-        assert set(info.shape) <= {*"1TSVdEkH", "H_kv", "d_head", "d_ff", "q_rank", "kv_rank", "d_rope"}, name
+        assert set(info.shape) <= {*"1TSVdEkH", "H_kv", "d_head", "d_ff", "d_value", "q_rank", "kv_rank", "d_rope"}, (
+            name
+        )
 
 
 def names(*patterns: str, spec: ModelSpec = LLAMA) -> list[str]:

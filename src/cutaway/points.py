@@ -223,6 +223,15 @@ def dot_inputs(attention: AttentionSpec) -> tuple[str, str]:
     return ("attn.q_rot", "attn.k_rot") if attention.rotary is not None else ("attn.q", "attn.k")
 
 
+def shape_symbols(point: Point, spec: ModelSpec) -> tuple[str, ...]:
+    """The shape of a point in symbols, in this model: where values have a width of their own it says so."""
+    shape = point.info.shape
+    if point.name not in ("attn.v", "attn.z") or point.layer is None:
+        return shape
+    attention = spec.layers[point.layer].attention
+    return shape if attention.value_width == attention.d_head else (*shape[:-1], "d_value")
+
+
 def points_of(spec: ModelSpec) -> list[Point]:
     """Every point that a model of this spec has, in the order of the pass."""
     absent = {

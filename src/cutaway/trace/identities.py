@@ -5,36 +5,85 @@ difference divided by the largest value, so it measures the engine's rounding an
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from cutaway.engines.layout import Layout
-from cutaway.engines.numpy import ACTIVATIONS, softmax
-from cutaway.engines.protocol import Gain, Linear
-from cutaway.forward.attention import visible
+from cutaway.engines.numpy import ACTIVATIONS
 from cutaway.forward.parameters import Parameters
-from cutaway.spec import LayerSpec, NormSpec
+from cutaway.trace import attention_identities as attention
+from cutaway.trace import feedforward_identities as feedforward
+from cutaway.trace.check import Check, Inside, deviation, largest, normed, product
 from cutaway.trace.trace import Trace
 
 # How far rounding alone may carry the two sides apart, by the engine's precision.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
 
-_STREAM = {"attn": "resid_pre", "mlp": "resid_mid"}  # the stream that each half of a block reads
+
+def _norms(here: Inside) -> float | None:
+    if here.spec.norm is None or here.spec.placement == "post":
+        return None
+    off = []
+    for part in ("attn",) if here.spec.shared_norm else ("attn", "mlp"):
+        expected = normed(here.spec.norm, here.weights.get(f"{part}.norm"), here[here.stream_before(part)])
+        off.append(deviation(here[f"{part}.norm"], expected))
+    return largest(*off)
 
 
-@dataclass(frozen=True)
-class Check:
-    """One identity: what holds, how far it is off at most, where that is, and how far it may be off."""
+def _added(here: Inside) -> float:
+    off = []
+    for part in ("attn", "mlp"):
+        raw = here[f"{part}.raw"]
+        if here.spec.out_norm is not None:
+            raw = normed(here.spec.out_norm, here.weights.get(f"{part}.out_norm"), raw)
+        off.append(deviation(here[f"{part}.out"], raw))
+    return largest(*off)
 
-    name: str
-    deviation: float
-    tolerance: float
-    where: str = ""
 
-    @property
-    def holds(self) -> bool:
-        return bool(self.deviation <= self.tolerance)  # a NaN deviation does not hold
+def _first_sum(here: Inside) -> float | None:
+    return None if here.spec.parallel else _sum(here, "attn", "resid_pre", "resid_mid")
+
+
+def _second_sum(here: Inside) -> float:
+    if here.spec.parallel:
+        return deviation(here["resid_post"], here["resid_pre"] + here["attn.out"] + here["mlp.out"])
+    return _sum(here, "mlp", "resid_mid", "resid_post")
+
+
+def _sum(here: Inside, part: str, before: str, after: str) -> float:
+    total = here[before] + here[f"{part}.out"]
+    if here.spec.norm is None or here.spec.placement == "pre":
+        return deviation(here[after], total)
+    expected = normed(here.spec.norm, here.weights.get(f"{part}.norm"), total)
+    return largest(deviation(here[f"{part}.sum"], total), deviation(here[after], expected))
+
+
+def _handed_on(here: Inside) -> float:
+    left = here.trace["embed.out"] if here.index == 0 else here.trace[f"layers.{here.index - 1}.resid_post"]
+    return deviation(here["resid_pre"], left)
+
+
+# What holds in each layer, in the order of the pass; None where a layer has no such thing.
+RULES: dict[str, Callable[[Inside], float | None]] = {
+    "each layer reads what the one before left": _handed_on,
+    "each norm is the norm of the stream that it reads": _norms,
+    "q, k and v are the projections of what attention reads": attention.projections,
+    "each head's q and k, normed": attention.normed_heads,
+    "rotation keeps the lengths of q and k": attention.rotation,
+    "q · k, scaled, = the scores, query heads beside their key head": attention.scores,
+    "softmax of the scores that may be seen = the pattern": attention.pattern,
+    "rows of the pattern sum to 1": attention.rows_sum,
+    "the pattern is 0 on what may not be seen": attention.unseen,
+    "pattern · v = z": attention.mix,
+    "the heads' outputs (+ bias) sum to attn.raw": attention.heads,
+    "φ(up) or φ(gate) · up = act, of what the feed-forward reads": feedforward.widening,
+    "down(act) (+ bias) = mlp.raw": feedforward.down,
+    "each token's experts are those that its router scores highest": feedforward.routing,
+    "the experts' outputs, each times its gate (+ the shared one), sum to mlp.raw": feedforward.blend,
+    "what is added is what the sub-layer worked out, normed where the spec says": _added,
+    "the stream plus attention is the stream after it": _first_sum,
+    "the stream plus the feed-forward is the stream after it": _second_sum,
+}
+EXACT = {"each layer reads what the one before left", "the pattern is 0 on what may not be seen"}
 
 
 def identities(trace: Trace, parameters: Parameters) -> Iterator[Check]:
@@ -42,202 +91,45 @@ def identities(trace: Trace, parameters: Parameters) -> Iterator[Check]:
     tolerance = TOLERANCE[trace.dtype]
     spec = trace.spec
     yield Check("embed.out = tokens (+ positions), scaled and normed", _embedding(trace, parameters), tolerance)
-    rules: dict[str, Callable[[Trace, int, LayerSpec, dict[str, Linear | Gain]], float | None]] = {
-        "each norm is the norm of the stream that it reads": _norms,
-        "q, k and v are the projections of what attention reads": _projections,
-        "rotation keeps the lengths of q and k": _rotation,
-        "q · k, scaled, = the scores, query heads beside their key head": _scores,
-        "softmax of the scores that may be seen = the pattern": _softmax,
-        "rows of the pattern sum to 1": _rows_sum,
-        "the pattern is 0 on what may not be seen": _unseen,
-        "pattern · v = z": _mix,
-        "the heads' outputs (+ bias) sum to attn.raw": _heads,
-        "φ(up) or φ(gate) · up = act, of what the feed-forward reads": _widening,
-        "down(act) (+ bias) = mlp.raw": _down,
-        "the stream plus attention is the stream after it": _first_sum,
-        "the stream plus the feed-forward is the stream after it": _second_sum,
-        "each layer reads what the one before left": _handed_on,
-    }
-    for name, rule in rules.items():
-        found = [(rule(trace, i, layer, parameters.layers[i]), i) for i, layer in enumerate(spec.layers)]
+    inside = [Inside(trace, i, layer, parameters.layers[i]) for i, layer in enumerate(spec.layers)]
+    for name, rule in RULES.items():
+        found = [(rule(here), here.index) for here in inside]
         known = [(value, i) for value, i in found if value is not None]
         if known:
             worst, layer = max(known, key=lambda pair: np.inf if np.isnan(pair[0]) else pair[0])
-            exact = rule in (_unseen, _handed_on)
-            yield Check(name, worst, 0.0 if exact else tolerance, f"layer {layer}")
-    if spec.final_norm is not None and parameters.final_norm is not None:
-        last = trace[f"layers.{spec.n_layers - 1}.resid_post"]
-        off = deviation(trace["final.norm"], _norm(spec.final_norm, parameters.final_norm, last))
+            yield Check(name, worst, 0.0 if name in EXACT else tolerance, f"layer {layer}")
+    last = trace[f"layers.{spec.n_layers - 1}.resid_post"]
+    if spec.final_norm is not None:
+        off = deviation(trace["final.norm"], normed(spec.final_norm, parameters.final_norm, last))
         yield Check("final.norm = norm of the last stream", off, tolerance)
-    yield Check("final.norm · W_Uᵀ (+ bias) = logits", _head(trace, parameters), tolerance)
-
-
-def deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found − expected| / max |expected|"""
-    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), np.finfo(np.float32).tiny))
-
-
-def _largest(*values: float) -> float:
-    """The largest, NaN above all: what is no number must not pass for a small one."""
-    return float(np.max(values))
-
-
-def _f64(trace: Trace, layer: int, name: str) -> np.ndarray:
-    return trace[f"layers.{layer}.{name}"].astype(np.float64)
-
-
-def _norm(spec: NormSpec, gain: Gain, x: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64)
-    if spec.kind == "layer":
-        x = x - x.mean(-1, keepdims=True)
-    scaled = x / np.sqrt((x * x).mean(-1, keepdims=True) + spec.eps) * np.asarray(gain.gain, np.float64)
-    return scaled if gain.bias is None else scaled + np.asarray(gain.bias, np.float64)
+        last = trace["final.norm"]
+    if spec.pooler and parameters.pooler is not None:
+        off = deviation(trace["pooler.out"], np.tanh(product(last[:1].astype(np.float64), parameters.pooler)))
+        yield Check("tanh of the pooler's projection of the first token = pooler.out", off, tolerance)
+    if not spec.headless:
+        off = deviation(trace.logits, _logits(trace, parameters, last.astype(np.float64)))
+        yield Check("final.norm · W_Uᵀ (+ bias) = logits", off, tolerance)
 
 
 def _embedding(trace: Trace, parameters: Parameters) -> float:
     spec = trace.spec
+    table = parameters.embed_tokens.take(trace["tokens"], np.float64)
+    off = deviation(trace["embed.tokens"], table)
     x = trace["embed.tokens"].astype(np.float64) * spec.embed_scale
+    if spec.token_types is not None:
+        x = x + trace["embed.types"]
     if spec.positions is not None:
         x = x + trace["embed.positions"]
-    if spec.embed_norm is not None and parameters.embed_norm is not None:
-        x = _norm(spec.embed_norm, parameters.embed_norm, x)
-    return deviation(trace["embed.out"], x)
+    if spec.embed_norm is not None:
+        x = normed(spec.embed_norm, parameters.embed_norm, x)
+        off = largest(off, deviation(trace["embed.norm"], x))
+    return largest(off, deviation(trace["embed.out"], x))
 
 
-def _read_by(trace: Trace, i: int, layer: LayerSpec, part: str) -> np.ndarray:
-    """What attention ("attn") or the feed-forward ("mlp") reads: the norm, or the stream itself."""
-    normed = layer.norm is not None and layer.placement == "pre"
-    return _f64(trace, i, f"{part}.norm" if normed else _STREAM[part])
-
-
-def _norms(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float | None:
-    if layer.norm is None or layer.placement == "post":
-        return None
-    return _largest(
-        *(
-            deviation(
-                trace[f"layers.{i}.{part}.norm"], _norm(layer.norm, weights[f"{part}.norm"], _f64(trace, i, stream))
-            )
-            for part, stream in _STREAM.items()
-        )
-    )
-
-
-def _projections(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    x = _read_by(trace, i, layer, "attn")
-    found = {name: _f64(trace, i, name) for name in ("attn.q", "attn.k", "attn.v")}
-    flat = {name: value.swapaxes(0, 1).reshape(len(x), -1) for name, value in found.items()}
-    return _largest(*(deviation(value, _product(x, weights[name])) for name, value in flat.items()))
-
-
-def _widening(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    spec, x = layer.feed_forward, _read_by(trace, i, layer, "mlp")
-    up = _f64(trace, i, "mlp.up")
-    off = deviation(up, _product(x, weights["mlp.up"]))
-    act = ACTIVATIONS[spec.activation]
-    if not spec.gated:
-        return _largest(off, deviation(trace[f"layers.{i}.mlp.act"], act(up)))
-    gate = _f64(trace, i, "mlp.gate")
-    off = _largest(off, deviation(gate, _product(x, weights["mlp.gate"])))
-    return _largest(off, deviation(trace[f"layers.{i}.mlp.act"], act(gate) * up))
-
-
-def _rotation(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float | None:
-    if layer.attention.rotary is None:
-        return None
-    lengths = [np.linalg.norm(_f64(trace, i, f"attn.{name}"), axis=-1) for name in ("q", "q_rot", "k", "k_rot")]
-    return _largest(deviation(lengths[1], lengths[0]), deviation(lengths[3], lengths[2]))
-
-
-def _scores(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    turned = "_rot" if layer.attention.rotary is not None else ""
-    q, k = _f64(trace, i, f"attn.q{turned}"), _f64(trace, i, f"attn.k{turned}")
-    k = np.repeat(k, layer.attention.n_heads // layer.attention.n_kv_heads, axis=0)
-    expected = q @ k.swapaxes(1, 2)
-    seen = _seen(layer, q.shape[1])
-    scaled = expected * layer.attention.score_scale
-    return _largest(
-        deviation(trace[f"layers.{i}.attn.dots"][:, seen], expected[:, seen]),
-        deviation(trace[f"layers.{i}.attn.scores"][:, seen], scaled[:, seen]),
-    )
-
-
-def _softmax(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    scores, masked = _f64(trace, i, "attn.scores"), trace[f"layers.{i}.attn.masked"]
-    expected = np.where(_seen(layer, scores.shape[1]), scores, -np.inf)
-    if not np.array_equal(masked, expected):
-        return np.inf
-    return deviation(trace[f"layers.{i}.attn.pattern"], softmax(expected))
-
-
-def _seen(layer: LayerSpec, length: int) -> np.ndarray:
-    """Which key each query may see, `bool [T, T]`."""
-    first, last = visible(layer.attention, Layout.of([length]).segments[0], slice(0, length))
-    keys = np.arange(length)
-    return (keys >= first[:, None]) & (keys < last[:, None])
-
-
-def _rows_sum(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    sums = _f64(trace, i, "attn.pattern").sum(-1)
-    return deviation(sums, np.ones_like(sums))
-
-
-def _unseen(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float | None:
-    if not layer.attention.causal:
-        return None
-    pattern = trace[f"layers.{i}.attn.pattern"]
-    return float(np.abs(np.triu(pattern, k=1)).max())
-
-
-def _mix(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    shared = layer.attention.n_heads // layer.attention.n_kv_heads
-    v = np.repeat(_f64(trace, i, "attn.v"), shared, axis=0)
-    return deviation(trace[f"layers.{i}.attn.z"], _f64(trace, i, "attn.pattern") @ v)
-
-
-def _heads(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    total = _f64(trace, i, "attn.head_out").sum(0)
-    bias = weights["attn.o"].bias
-    return deviation(trace[f"layers.{i}.attn.raw"], total if bias is None else total + bias)
-
-
-def _down(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    return deviation(trace[f"layers.{i}.mlp.raw"], _product(_f64(trace, i, "mlp.act"), weights["mlp.down"]))
-
-
-def _first_sum(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    return _residual(trace, i, layer, weights, "attn", "resid_pre", "resid_mid")
-
-
-def _second_sum(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    return _residual(trace, i, layer, weights, "mlp", "resid_mid", "resid_post")
-
-
-def _residual(trace: Trace, i: int, layer: LayerSpec, weights: dict, part: str, before: str, after: str) -> float:
-    total = _f64(trace, i, before) + trace[f"layers.{i}.{part}.out"]
-    if layer.norm is None or layer.placement == "pre":
-        return deviation(trace[f"layers.{i}.{after}"], total)
-    normed = _norm(layer.norm, weights[f"{part}.norm"], total)
-    return _largest(deviation(trace[f"layers.{i}.{part}.sum"], total), deviation(trace[f"layers.{i}.{after}"], normed))
-
-
-def _handed_on(trace: Trace, i: int, layer: LayerSpec, weights: dict) -> float:
-    left = trace["embed.out"] if i == 0 else trace[f"layers.{i - 1}.resid_post"]
-    return deviation(trace[f"layers.{i}.resid_pre"], left)
-
-
-def _head(trace: Trace, parameters: Parameters) -> float:
+def _logits(trace: Trace, parameters: Parameters, x: np.ndarray) -> np.ndarray:
     spec = trace.spec
-    final = "final.norm" if spec.final_norm is not None else f"layers.{spec.n_layers - 1}.resid_post"
-    return deviation(trace.logits, _product(trace[final].astype(np.float64), parameters.head))
-
-
-def _product(x: np.ndarray, linear: Linear) -> np.ndarray:
-    """x Wᵀ + b in float64, some rows of W at a time."""
-    d_out = linear.weight.shape[0]
-    parts = [
-        x @ linear.weight.dequantise(np.float64, start, min(start + 4096, d_out)).T for start in range(0, d_out, 4096)
-    ]
-    y = np.concatenate(parts, axis=-1)
-    return y if linear.bias is None else y + linear.bias
+    if spec.head_transform is not None and parameters.head_transform is not None:
+        turned = ACTIVATIONS[spec.head_transform.activation](product(x, parameters.head_transform))
+        x = normed(spec.head_transform.norm, parameters.head_norm, turned)
+    scores = product(x, parameters.head)
+    return scores if spec.logit_cap is None else spec.logit_cap * np.tanh(scores / spec.logit_cap)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.points import POINTS, Point, parse_point, points_of
+from cutaway.points import Point, parse_point, points_of, shape_symbols
 from cutaway.spec import ModelSpec
 from cutaway.trace.edges import strongest_edge
 from cutaway.trace.trace import Trace
@@ -52,7 +52,7 @@ def report(
         "layers": [_layer(trace, index) for index in range(spec.n_layers)],
         "next_tokens": [
             {"id": t.id, "piece": t.text, "logit": t.logit, "probability": t.probability}
-            for t in trace.next_tokens(top)
+            for t in ([] if spec.headless else trace.next_tokens(top))
         ],
         **whole,
     }
@@ -107,14 +107,18 @@ def plain_numbers(value: np.ndarray) -> list[Any]:
 
 def row_of(point: Point, value: np.ndarray, spec: ModelSpec, head: int) -> np.ndarray:
     """The row that stands for a value: the last token's, of `head` or of the key/value head that it uses."""
-    if value.ndim == 1:
-        return value
-    if value.ndim == 2:
-        return np.asarray(value[-1])
-    attention = spec.layers[point.layer or 0].attention
-    if POINTS[point.name].shape[0] == "H_kv":
-        head = head * attention.n_kv_heads // attention.n_heads
-    return np.asarray(value[head, -1])
+    for symbol in point.info.shape[:-1]:
+        if symbol == "T":
+            at = -1
+        elif symbol == "H":
+            at = head
+        elif symbol == "H_kv":
+            attention = spec.layers[point.layer or 0].attention
+            at = head * attention.n_kv_heads // attention.n_heads
+        else:
+            at = 0
+        value = value[at]
+    return value
 
 
 def _pieces(trace: Trace) -> tuple[str, ...]:
@@ -125,7 +129,7 @@ def _told(spec: ModelSpec, point: Point) -> dict[str, Any]:
     info = point.info
     return {
         "point": str(point),
-        "shape_symbols": list(info.shape),
+        "shape_symbols": list(shape_symbols(point, spec)),
         "meaning": info.meaning,
         "reason": info.reason,
         "chapter": info.chapter,

@@ -11,7 +11,8 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Point, Tap, points_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.identities import Check, deviation, identities
+from cutaway.trace.check import Check, deviation
+from cutaway.trace.identities import identities
 from cutaway.trace.plan import make_plan
 from cutaway.trace.recorder import ROW_BLOCKS, Recorder
 from cutaway.trace.trace import Prompt, Trace

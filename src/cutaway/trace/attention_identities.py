@@ -1,0 +1,130 @@
+"""What must hold between the points of one layer's attention (chapters 7 to 10)."""
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.numpy import softmax
+from cutaway.forward.attention import visible
+from cutaway.forward.heads import join_heads, split_heads
+from cutaway.points import dot_inputs
+from cutaway.spec import LatentSpec
+from cutaway.trace.check import Inside, deviation, largest, normed, product
+
+
+def projections(here: Inside) -> float:
+    """q, k and v from what attention reads; with a latent, by way of it."""
+    x, latent, weights = here.read_by("attn"), here.spec.attention.latent, here.weights
+    if latent is not None:
+        return _latent_projections(here, latent, x)
+    return largest(
+        *(deviation(join_heads(here[name]), product(x, weights[name])) for name in ("attn.q", "attn.k", "attn.v"))
+    )
+
+
+def _latent_projections(here: Inside, latent: LatentSpec, x: np.ndarray) -> float:
+    weights, heads, off = here.weights, here.spec.attention.n_heads, []
+    queries = x
+    if latent.q_rank is not None:
+        narrow = normed(latent.norm, weights["attn.q_latent_norm"], product(x, weights["attn.q_down"]))
+        off.append(deviation(here["attn.q_latent"], narrow))
+        queries = here["attn.q_latent"]
+    narrow = normed(latent.norm, weights["attn.kv_latent_norm"], product(x, weights["attn.kv_down"]))
+    kv, shared = here["attn.kv_latent"], here["attn.k_shared"]
+    off.append(deviation(kv, narrow))
+    off.append(deviation(shared, product(x, weights["attn.k_shared"])))
+    own = split_heads(product(kv, weights["attn.k"]), heads)
+    keys = np.concatenate([own, np.broadcast_to(shared, (heads, *shared.shape))], axis=-1)
+    off.append(deviation(here["attn.k"], keys))
+    off.append(deviation(join_heads(here["attn.q"]), product(queries, weights["attn.q"])))
+    off.append(deviation(join_heads(here["attn.v"]), product(kv, weights["attn.v"])))
+    return largest(*off)
+
+
+def normed_heads(here: Inside) -> float | None:
+    """q_normed and k_normed, before the rotation or after it."""
+    spec = here.spec.attention
+    if spec.qk_norm is None:
+        return None
+    turned = "_rot" if spec.norm_after_rotary and spec.rotary is not None else ""
+    return largest(
+        *(
+            deviation(
+                here[f"attn.{side}_normed"],
+                normed(spec.qk_norm, here.weights.get(f"attn.{side}_norm"), here[f"attn.{side}{turned}"]),
+            )
+            for side in "qk"
+        )
+    )
+
+
+def rotation(here: Inside) -> float | None:
+    """Turning keeps lengths, but for the magnitude by which a scaled rotation lets what it turns grow."""
+    spec = here.spec.attention
+    if spec.rotary is None:
+        return None
+    before = "_normed" if spec.qk_norm is not None and not spec.norm_after_rotary else ""
+    first = spec.latent.d_nope if spec.latent is not None else 0
+    turned = slice(first, first + spec.rotary.dims)
+    magnitude = getattr(spec.rotary.scaling, "magnitude", 1.0)
+    off = []
+    for side in "qk":
+        expected = here[f"attn.{side}{before}"].copy()
+        expected[..., turned] *= magnitude
+        lengths = np.linalg.norm(here[f"attn.{side}_rot"], axis=-1)
+        off.append(deviation(lengths, np.linalg.norm(expected, axis=-1)))
+    return largest(*off)
+
+
+def scores(here: Inside) -> float:
+    """q · k for every pair that may be seen, and what scale, growth and cap make of it."""
+    spec = here.spec.attention
+    q, k = (here[name] for name in dot_inputs(spec))
+    expected = q @ np.repeat(k, spec.n_heads // spec.n_kv_heads, axis=0).swapaxes(1, 2)
+    seen = _seen(here)
+    off = deviation(here["attn.dots"][:, seen], expected[:, seen])
+    expected = expected * spec.score_scale
+    if spec.growth is not None:
+        stretches = (np.arange(q.shape[1]) + 1) // spec.growth.every
+        expected = expected * (1 + spec.growth.strength * np.log(1 + stretches))[:, None]
+    if spec.cap is not None:
+        expected = spec.cap * np.tanh(expected / spec.cap)
+    return largest(off, deviation(here["attn.scores"][:, seen], expected[:, seen]))
+
+
+def pattern(here: Inside) -> float:
+    """−∞ on what may not be seen, the scores elsewhere; and the softmax of that."""
+    expected = np.where(_seen(here), here["attn.scores"], -np.inf)
+    if not np.array_equal(here["attn.masked"], expected):
+        return np.inf
+    return deviation(here["attn.pattern"], softmax(expected))
+
+
+def rows_sum(here: Inside) -> float:
+    sums = here["attn.pattern"].sum(-1)
+    return deviation(sums, np.ones_like(sums))
+
+
+def unseen(here: Inside) -> float | None:
+    hidden = ~_seen(here)
+    return float(np.abs(here["attn.pattern"][:, hidden]).max()) if hidden.any() else None
+
+
+def mix(here: Inside) -> float:
+    spec = here.spec.attention
+    v = np.repeat(here["attn.v"], spec.n_heads // spec.n_kv_heads, axis=0)
+    return deviation(here["attn.z"], here["attn.pattern"] @ v)
+
+
+def heads(here: Inside) -> float:
+    """Each head through its slice of W_O, and all of them together."""
+    total, output = here["attn.head_out"].sum(0), here.weights["attn.o"]
+    off = deviation(here["attn.raw"], product(join_heads(here["attn.z"]), output))
+    return largest(off, deviation(here["attn.raw"], total if output.bias is None else total + output.bias))
+
+
+def _seen(here: Inside) -> np.ndarray:
+    """Which key each query may see, `bool [T, T]`."""
+    length = len(here["resid_pre"])
+    first, last = visible(here.spec.attention, Layout.of([length]).segments[0], slice(0, length))
+    keys = np.arange(length)
+    return (keys >= first[:, None]) & (keys < last[:, None])

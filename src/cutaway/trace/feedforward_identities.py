@@ -1,0 +1,55 @@
+"""What must hold between the points of one layer's feed-forward, or of its experts (chapters 11 and 13.5)."""
+
+import numpy as np
+
+from cutaway.engines.numpy import ACTIVATIONS, softmax
+from cutaway.spec import ExpertsSpec, FeedForwardSpec
+from cutaway.trace.check import Inside, deviation, largest, product
+
+
+def widening(here: Inside) -> float | None:
+    """up, gate, and what the down projection reads."""
+    spec = here.spec.feed_forward
+    if not isinstance(spec, FeedForwardSpec):
+        return None
+    x, up, act = here.read_by("mlp"), here["mlp.up"], ACTIVATIONS[spec.activation]
+    off = deviation(up, product(x, here.weights["mlp.up"]))
+    if not spec.gated:
+        return largest(off, deviation(here["mlp.act"], act(up)))
+    gate = here["mlp.gate"]
+    off = largest(off, deviation(gate, product(x, here.weights["mlp.gate"])))
+    return largest(off, deviation(here["mlp.act"], act(gate) * up))
+
+
+def down(here: Inside) -> float | None:
+    if isinstance(here.spec.feed_forward, ExpertsSpec):
+        return None
+    return deviation(here["mlp.raw"], product(here["mlp.act"], here.weights["mlp.down"]))
+
+
+def routing(here: Inside) -> float | None:
+    """Router logits and scores; no expert outside the choice scores above one inside it; gates are chosen scores."""
+    spec = here.spec.feed_forward
+    if not isinstance(spec, ExpertsSpec):
+        return None
+    router = spec.router
+    logits, chosen = here["moe.router_logits"], here["moe.chosen"].astype(np.intp)
+    off = deviation(logits, product(here.read_by("mlp"), here.weights["moe.router"]))
+    scores = 1 / (1 + np.exp(-logits)) if router.scores == "sigmoid" else softmax(logits.copy())
+    off = largest(off, deviation(here["moe.scores"], scores))
+    if not router.correction and router.n_groups == 1:
+        best = np.sort(here["moe.scores"], axis=-1)[:, ::-1][:, : router.n_active]
+        off = largest(off, deviation(np.take_along_axis(here["moe.scores"], chosen, axis=-1), best))
+    gates = np.take_along_axis(here["moe.scores"], chosen, axis=-1)
+    if router.renormalise:
+        gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
+    return largest(off, deviation(here["moe.gates"], gates * router.scale))
+
+
+def blend(here: Inside) -> float | None:
+    spec = here.spec.feed_forward
+    if not isinstance(spec, ExpertsSpec):
+        return None
+    given = here["moe.expert_out"]
+    mixed = given.sum(1) if spec.router.gate_input else (given * here["moe.gates"][:, :, None]).sum(1)
+    return deviation(here["mlp.raw"], mixed if spec.shared is None else mixed + here["moe.shared_out"])
