@@ -72,6 +72,8 @@ def _plain(base: float, dims: int) -> np.ndarray:
 def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
     """Long waves are slowed by the factor, short ones kept, those between blended in proportion."""
     turns = scaling.original * plain / (2 * pi)  # within the original context
+    if scaling.high == scaling.low:  # nothing to blend: a step
+        return np.where(turns < scaling.low, plain / scaling.factor, plain)
     kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0, 1)
     return plain * kept + plain / scaling.factor * (1 - kept)
 

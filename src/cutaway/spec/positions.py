@@ -48,7 +48,7 @@ class Llama3Scaling:
     original: int
 
     def __post_init__(self) -> None:
-        require(self.high > self.low, "high frequency factor", self.high, f"above the low one, {self.low}")
+        require(self.high >= self.low, "high frequency factor", self.high, f"at least the low one, {self.low}")
 
 
 @dataclass(frozen=True)
