@@ -20,6 +20,13 @@ class PositionsSpec:
             require((self.n_max or 0) > 0, "n_max of learned positions", self.n_max, "a positive number")
 
 
+def require_amounts(owner: object, *names: str) -> None:
+    """Refuse an attribute of a rotary scaling that is not a finite number above 0."""
+    for name in names:
+        value = getattr(owner, name)
+        require(isfinite(value) and value > 0, f"{name} of rotary scaling", value, "a positive number")
+
+
 @dataclass(frozen=True)
 class LinearScaling:
     """Every angle divided by `factor`: positions are squeezed into the range of training. (Chen et al. 2023)"""
@@ -27,7 +34,7 @@ class LinearScaling:
     factor: float
 
     def __post_init__(self) -> None:
-        require(isfinite(self.factor) and self.factor > 0, "factor of rotary scaling", self.factor, "a positive number")
+        require_amounts(self, "factor")
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,9 @@ class DynamicScaling:
 
     factor: float
     original: int
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "factor", "original")
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,10 @@ class YarnScaling:
     magnitude: float = 1.0
     rounded: bool = True
 
+    def __post_init__(self) -> None:
+        require_amounts(self, "factor", "original", "fast", "slow", "magnitude")
+        require(self.fast >= self.slow, "fast end of the YaRN ramp", self.fast, f"at least the slow one, {self.slow}")
+
     @staticmethod
     def growth(factor: float, weight: float = 1.0) -> float:
         """0.1 · weight · ln(factor) + 1: how much longer contexts sharpen attention; 1 where nothing is stretched."""
@@ -84,6 +98,11 @@ class FactorScaling:
     long: tuple[float, ...]
     original: int
     magnitude: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "original", "magnitude")
+        for factor in (*self.short, *self.long):
+            require(isfinite(factor) and factor > 0, "factor of a rotary pair", factor, "a positive number")
 
 
 RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | FactorScaling

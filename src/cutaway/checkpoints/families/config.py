@@ -1,6 +1,6 @@
 """Reading a configuration strictly: every key is used, known to change nothing, or refused by its name."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any, TypeVar
 
 import numpy as np
@@ -45,6 +45,11 @@ class Config:
         self.where = where
         self._values = values
         self._read: set[str] = set()
+
+    @property
+    def read(self) -> Set[str]:
+        """The keys that have been asked for."""
+        return self._read
 
     def __contains__(self, key: str) -> bool:
         return self._values.get(key) is not None
