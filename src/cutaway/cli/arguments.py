@@ -74,10 +74,20 @@ def load_model(options: argparse.Namespace) -> "Model":
     """The model that the options name, on the engine that they name; what slows it down is told."""
     from cutaway.model import load
 
-    return load(options.model, engine=options.engine, dtype=options.dtype)
+    model = load(options.model, engine=options.engine, dtype=options.dtype)
+    if model.engine.note:
+        print(f"cutaway: {model.engine.note}", file=sys.stderr)
+    return model
 
 
 def print_json(data: Any) -> None:
     """One JSON document in UTF-8: indented for people, one line for programs. Never NaN or Infinity."""
     indent = 2 if sys.stdout.isatty() else None
     print(json.dumps(data, ensure_ascii=False, allow_nan=False, indent=indent))
+
+
+def megabytes(size: int) -> str:
+    """Bytes as people read them."""
+    if size < 1e6:
+        return f"{size / 1e3:,.0f} kB"
+    return f"{size / 1e6:,.0f} MB" if size < 1e9 else f"{size / 1e9:,.1f} GB"

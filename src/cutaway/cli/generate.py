@@ -139,8 +139,8 @@ def _tell(model: "Model", prompt: str | list[int], count: int, finish: str, prom
     length = len(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else len(prompt)
     speed = f", {(count - 1) / rest:,.1f} tokens/s" if count > 1 and rest > 0 else ""
     line = (
-        f"{_counted(count, 'token')}, {_ENDED[finish]}; {_counted(length, 'prompt token')} in {prompt_time:.2f} s{speed} "
-        f"({model.engine.name} engine)"
+        f"{_counted(count, 'token')}, {_ENDED[finish]}; {_counted(length, 'prompt token')} in {prompt_time:.2f} s"
+        f"{speed} ({model.engine.name} engine)"
     )
     Console(stderr=True, highlight=False).print(Text(line, style="dim"), soft_wrap=True)
 

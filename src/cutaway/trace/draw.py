@@ -127,11 +127,13 @@ def draw_stages(page: Page, told: Mapping[str, Any]) -> None:
         f"Values: the first numbers of the last token's row ({last}){heads}. ‖x‖: the length of that row.",
     )
     shapes = [_shape(stage) for stage in stages]
-    address_width = max(len(stage["point"]) for stage in stages) + 1
+    address_width = max(len(stage["point"]) for stage in stages) + 2
     shape_width = max(map(len, shapes)) + 1
     meaning_width = max(len(stage["meaning"]) for stage in stages) + 1
+    before = ""
     for stage, shape, (first_mark, second_mark) in zip(stages, shapes, _gutter(stages), strict=True):
-        skipped = _skipped(stage["point"], told)
+        skipped = _skipped(before, stage["point"], told)
+        before = stage["point"]
         if skipped and not page.plain:
             page.line(Text.assemble(("┋", STREAM), (f"     {skipped}", "dim italic")))
         if page.plain:
@@ -153,14 +155,16 @@ def draw_stages(page: Page, told: Mapping[str, Any]) -> None:
             page.line(Text.assemble(second_mark, "  ", fit(shape, shape_width), _values(stage, room)))
 
 
-def _skipped(point: str, told: Mapping[str, Any]) -> str:
+def _skipped(before: str, point: str, told: Mapping[str, Any]) -> str:
     """Which layers stand between this stage and the one drawn before it."""
-    layer, last = told["layer"], told["model"]["layers"] - 1
-    if point.endswith(".resid_pre") and layer > 0:
-        return f"layers 0 to {layer - 1}" if layer > 1 else "layer 0"
-    if point == ("final.norm" if told["stages"][-2]["point"] == "final.norm" else "logits") and layer < last:
-        return f"layers {layer + 1} to {last}" if layer + 1 < last else f"layer {last}"
-    return ""
+    layer, count = told["layer"], told["model"]["layers"]
+    was_inside, is_inside = before.startswith("layers."), point.startswith("layers.")
+    if was_inside == is_inside:
+        return ""
+    first, last = (0, layer - 1) if is_inside else (layer + 1, count - 1)
+    if first > last:
+        return ""
+    return f"layers {first} to {last}" if first < last else f"layer {first}"
 
 
 def _values(stage: Mapping[str, Any], room: int) -> Text:
@@ -191,7 +195,7 @@ def _gutter(stages: Sequence[Mapping[str, Any]]) -> list[tuple[Text, Text]]:
     begun, inside = False, None
     for stage in stages:
         name = stage["point"].split(".", 2)[2] if stage["point"].startswith("layers.") else stage["point"]
-        part = name.split(".")[0] if name.startswith(("attn.", "mlp.")) else None
+        part = {"attn": "attn", "mlp": "mlp", "moe": "mlp"}.get(name.split(".")[0])
         colour = ATTENTION if part == "attn" else FEED_FORWARD
         if name.endswith(".sum"):  # the sum stands on the stream already
             part = None
@@ -207,7 +211,7 @@ def _gutter(stages: Sequence[Mapping[str, Any]]) -> list[tuple[Text, Text]]:
             opening = part != inside
             first = Text.assemble(("┠", STREAM), ("─╮ ", colour)) if opening else Text.assemble(band, (" │ ", colour))
             marks.append((first, Text.assemble(band, (" │ ", colour))))
-        inside = None if name.endswith((".attn.out", "mlp.out")) else part
+        inside = None if name.endswith(("attn.out", "mlp.out")) else part
     return marks
 
 
@@ -234,7 +238,7 @@ def draw_layers(page: Page, told: Mapping[str, Any]) -> None:
         return
     largest = max((layer[k] or 0.0) for layer in layers for k in ("attn_out", "mlp_out")) or 1.0
     length = max(6, min(24, (page.width - 66) // 2))
-    head = Text("layer ", style="dim")
+    head = Text.assemble(("layer ", "dim"))
     head.append(fit("attn.out", length + 9), style=ATTENTION)
     head.append(fit("mlp.out", length + 9), style=FEED_FORWARD)
     head.append("resid_post  ", style="dim").append("strongest edge", style="dim")
@@ -261,6 +265,8 @@ def _edge(layer: Mapping[str, Any]) -> str:
 def draw_next_tokens(page: Page, told: Mapping[str, Any]) -> None:
     """The likeliest next tokens with their probabilities, and what is left for all others."""
     likeliest = told["next_tokens"]
+    if not likeliest:  # an encoder without a head gives vectors
+        return
     page.heading("The next token", "softmax of the last row of the logits; nothing is filtered, the temperature is 1.")
     rest = told["model"]["vocab_size"] - len(likeliest)
     left = max(0.0, 1.0 - sum(token["probability"] for token in likeliest))
@@ -273,7 +279,7 @@ def draw_next_tokens(page: Page, told: Mapping[str, Any]) -> None:
             )
             continue
         length = max(8, min(50, page.width - wide - 34))
-        line = Text(f"{rank:>4}  ", style="dim")
+        line = Text.assemble((f"{rank:>4}  ", "dim"))
         line.append(fit(quoted(token["piece"]), wide), style="bold" if rank == 1 else "")
         line.append(f"{token['probability']:8.2%}  ")
         line.append(bar(token["probability"] / likeliest[0]["probability"], length), style=LIKELY)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cutaway.forward.attention import pattern_blocks
+from cutaway.forward.attention import pattern_blocks, visible
 from cutaway.points import Point, Unwatched
 from cutaway.trace.plan import made_from
 from cutaway.trace.trace import Trace
@@ -42,6 +42,15 @@ def strongest_edge(trace: Trace, layer: int) -> Edge | None:
             if weight > (best[kind].weight if kind in best else 0.0):
                 best[kind] = Edge(int(head), int(positions[int(row)]), int(key), weight)
     return best.get("other") or best.get("first") or best.get("itself")
+
+
+def hidden_cells(trace: Trace, layer: int) -> np.ndarray:
+    """What the mask of a layer forbids, `bool [T, S]`, by the very rule of the pass."""
+    segment = trace._layout.segments[0]
+    first, last = visible(trace.spec.layers[layer].attention, segment, slice(0, segment.length))
+    keys = np.arange(segment.end)[None, :]
+    hidden = np.asarray((keys < first[:, None]) | (keys >= last[:, None]))
+    return hidden if trace._rows is None else hidden[trace._rows]
 
 
 def _blocks(trace: Trace, layer: int) -> Iterator[tuple[Sequence[int], np.ndarray]]:

@@ -8,16 +8,14 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.engines.layout import Segment
-from cutaway.forward.attention import visible
-from cutaway.points import POINTS
 from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.trace.edges import hidden_cells
 from cutaway.trace.page import HATCH, Page, fit, quoted, weight_style
 from cutaway.trace.report import head_index, layer_index, report
 from cutaway.trace.trace import Trace
 
 _WIDEST_CELL = 9
-_NUMBER_CELL = 5  # columns from which on a cell holds its number
+_NUMBER_CELL = 4  # columns from which on a cell holds its number
 _PLAIN_KEYS = 40  # columns of a plain table
 
 
@@ -35,15 +33,15 @@ def draw_head(
     told = report(trace, layer, head, origin=origin)
     address = f"layers.{layer}.attn.pattern"
     pattern = np.asarray(trace[address][head], np.float64)
-    hidden = _hidden(trace, layer, pattern)
+    hidden = hidden_cells(trace, layer)
     labels = [quoted(token["piece"]) for token in told["tokens"]]
     keys = [f"{position}" for position in range(trace.past)] + labels
     draw_model(page, told)
     draw_tokens(page, told)
     page.heading(
         f"{address}, head {head}: who listens to whom",
-        f"Row: the token that asks; column: the token that it reads. {POINTS['attn.pattern'].meaning.capitalize()}: "
-        f"each row's weights sum to 1. {HATCH if not page.plain else '·'} is masked: it may not be seen.",
+        "Row: the token that asks; column: the token that it reads. Each row is a softmax: its weights sum to 1. "
+        f"{HATCH if not page.plain else '·'} is masked: it may not be seen.",
     )
     if page.plain:
         _table(page, pattern, hidden, labels, keys)
@@ -51,15 +49,6 @@ def draw_head(
         _map(page, pattern, hidden, labels, keys)
         _legend(page)
     _strongest(page, pattern, labels, keys, trace.past)
-
-
-def _hidden(trace: Trace, layer: int, pattern: np.ndarray) -> np.ndarray:
-    """What the mask forbids, `bool [T, S]`; by the very rule of the pass."""
-    segment = Segment(0, len(trace.prompt.ids), trace.past)
-    first, last = visible(trace.spec.layers[layer].attention, segment, slice(0, segment.length))
-    keys = np.arange(pattern.shape[1])[None, :]
-    hidden = np.asarray((keys < first[:, None]) | (keys >= last[:, None]))
-    return hidden if trace._rows is None else hidden[trace._rows]
 
 
 def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[str], keys: Sequence[str]) -> None:
@@ -79,7 +68,7 @@ def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[s
     _key_labels(page, keys, label_width, cell, pool)
     for row, (weights, masked) in enumerate(zip(pattern, hidden, strict=True)):
         token = row * pool
-        line = Text(f"{token:>4} ", style="dim")
+        line = Text.assemble((f"{token:>4} ", "dim"))
         line.append(fit(labels[token], label_width - 5))
         for weight, is_masked in zip(weights, masked, strict=True):
             line.append_text(_cell(float(weight), bool(is_masked), cell, page.coloured))
@@ -90,7 +79,7 @@ def _cell(weight: float, masked: bool, width: int, coloured: bool) -> Text:
     if masked:
         return Text(HATCH * width, style="dim")
     if width >= _NUMBER_CELL:
-        shown = f"{weight:.2f}".center(width)
+        shown = (f"{weight:.2f}" if width > 4 or weight > 0.995 else f"{weight:.2f}"[1:]).center(width)
     else:  # without colours, tenths
         shown = " " * width if coloured else f"{min(int(weight * 10), 9)}".center(width)
     return Text(shown, style=weight_style(weight) if coloured else "")
@@ -101,7 +90,9 @@ def _key_labels(page: Page, keys: Sequence[str], label_width: int, cell: int, po
     line = Text(" " * label_width)
     if cell >= _NUMBER_CELL and pool == 1:
         for key in keys:
-            line.append(fit(key, cell - 1) + " ")
+            # Cut short, the quotation marks and the space would leave nothing of the token.
+            name = key if cell_len(key) < cell else key[1:-1].strip() or key
+            line.append(fit(name, cell - 1) + " ")
     else:
         marks = [" "] * (len(keys) // pool + 1) * cell
         step = 5
@@ -127,7 +118,7 @@ def _pooled(pattern: np.ndarray, hidden: np.ndarray, pool: int) -> tuple[np.ndar
 def _legend(page: Page) -> None:
     line = Text("\nweight  ")
     for weight in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
-        line.append(f"{weight:^6g}", style=weight_style(weight) if page.coloured else "")
+        line.append(f"{weight:^5g}", style=weight_style(weight) if page.coloured else "")
     line.append("  ").append(HATCH * 4, style="dim").append(" masked")
     page.line(line)
 

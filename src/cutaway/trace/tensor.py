@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cutaway.points import Point, parse_point
 from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.trace.edges import hidden_cells
 from cutaway.trace.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
 from cutaway.trace.report import head_index, report
 from cutaway.trace.trace import Trace
@@ -46,22 +47,25 @@ def draw_point(
     pieces = [quoted(token["piece"]) for token in told["tokens"]]
     rows = pieces if trace._rows is None else [pieces[row] for row in trace._rows]
     keys = [str(position) for position in range(trace.past)] + pieces if info.shape[-1] == "S" else None
+    hidden = hidden_cells(trace, layer) if point.name in ("attn.masked", "attn.pattern") else None
     cropped = False
     if value.ndim == 1:
         cropped = _table(page, value[None, :], ["id"], pieces, point)
     elif value.ndim == 2:
         cropped = _table(page, value, rows, keys, point)
     else:
-        heads = range(value.shape[0])
-        if head is not None:
+        axis = next(axis for axis, symbol in enumerate(info.shape) if symbol != "T")
+        value = np.moveaxis(value, axis, 0)
+        kind = {"H": "head", "H_kv": "key/value head", "k": "chosen expert"}.get(info.shape[axis], info.shape[axis])
+        chosen = range(value.shape[0])
+        if head is not None and kind.endswith("head"):
             index = head_index(trace.spec, layer, head)
             n_heads = trace.spec.layers[layer].attention.n_heads
-            heads = range(index * value.shape[0] // n_heads, index * value.shape[0] // n_heads + 1)
-        for at in heads:
-            kind = "key/value head" if info.shape[0] == "H_kv" else "head"
+            chosen = range(index * value.shape[0] // n_heads, index * value.shape[0] // n_heads + 1)
+        for at in chosen:
             page.line()
             page.line(Text(f"{kind} {at}", style="bold"))
-            cropped |= _table(page, value[at], rows, keys, point)
+            cropped |= _table(page, value[at], rows, keys, point, hidden)
     if cropped:
         page.line()
         page.note("Not all of it fits here: --json prints every number, --save FILE.safetensors keeps the tensor.")
@@ -71,7 +75,14 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] + "."
 
 
-def _table(page: Page, value: np.ndarray, rows: Sequence[str], columns: Sequence[str] | None, point: Point) -> bool:
+def _table(
+    page: Page,
+    value: np.ndarray,
+    rows: Sequence[str],
+    columns: Sequence[str] | None,
+    point: Point,
+    hidden: np.ndarray | None = None,
+) -> bool:
     """One matrix; returns whether any of it had to be left out."""
     label_width = min(max(map(cell_len, rows)), 18) + 6
     most = _PLAIN_COLUMNS if page.plain else max(1, (page.width - label_width - 2) // 8)
@@ -86,17 +97,20 @@ def _table(page: Page, value: np.ndarray, rows: Sequence[str], columns: Sequence
         if row is None:
             page.line(Text("   …", style="dim"))
             continue
-        line = Text(f"{row:>4}  ", style="dim")
+        line = Text.assemble((f"{row:>4}  ", "dim"))
         line.append(fit(rows[row], label_width - 6))
         for column in shown_columns:
-            line.append_text(Text(" …", style="dim") if column is None else _cell(page, value[row, column], point))
+            if column is None:
+                line.append(" …", style="dim")
+            elif hidden is not None and hidden[row, column]:
+                line.append(" " + ("·".rjust(7) if page.plain else HATCH * 7), style="dim")
+            else:
+                line.append_text(_cell(page, value[row, column], point))
         page.line(line)
     return None in shown_columns or None in shown_rows
 
 
 def _cell(page: Page, value: Any, point: Point) -> Text:
-    if value == -np.inf:
-        return Text(" " + ("      ·" if page.plain else HATCH * 7), style="dim")
     plain = int(value) if isinstance(value, np.integer) else float(value)
     if point.name == "attn.pattern" and page.coloured:
         return Text(" ").append(number(plain), style=weight_style(float(plain)))
