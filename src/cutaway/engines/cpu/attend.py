@@ -8,20 +8,16 @@ from functools import cache
 
 import numpy as np
 
+from cutaway.engines.cpu.arithmetic import (
+    everywhere,
+    floats_upto,
+    fused,
+    put_upto,
+)
 from cutaway.engines.cpu.compiling import Kernel, place
 from cutaway.engines.cpu.sums import dot
 from cutaway.engines.cpu.threads import thread_count
-from cutaway.engines.cpu.vectors import (
-    LANES,
-    address,
-    arguments,
-    everywhere,
-    float_at,
-    floats_upto,
-    fused,
-    put_one,
-    put_upto,
-)
+from cutaway.engines.cpu.vectors import LANES, address, arguments, float_at, put_one
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
 

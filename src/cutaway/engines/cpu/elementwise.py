@@ -9,29 +9,23 @@ from functools import cache
 import numpy as np
 from numba.extending import register_jitable
 
-from cutaway.engines.cpu.compiling import Kernel, place
-from cutaway.engines.cpu.threads import thread_count
-from cutaway.engines.cpu.vectors import (
-    LANES,
-    address,
-    arguments,
-    as_float,
+from cutaway.engines.cpu.arithmetic import (
     everywhere,
     exponential,
-    float_at,
     floats_upto,
     fused,
     greater,
     greatest,
-    index_at,
     over,
     plus,
-    put_one,
     put_upto,
     times,
     total,
     where_negative,
 )
+from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.cpu.vectors import LANES, address, arguments, as_float, float_at, index_at, put_one
 
 _ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 _PARALLEL_FROM = 1 << 14  # elements; below, starting the threads costs more than it saves

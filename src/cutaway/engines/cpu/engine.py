@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class CpuEngine:
             raise CutawayError(f"The cpu engine computes in float32, not in {self.dtype}; the numpy engine can.")
         thread_count()  # a wrong CUTAWAY_THREADS is told now
         self._local = threading.local()  # each Python thread's scratch
+        self._stored: WeakKeyDictionary[Weight, _Stored] = WeakKeyDictionary()
 
     def array(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
@@ -55,6 +57,8 @@ class CpuEngine:
 
     def linear(self, x: np.ndarray, linear: Linear, layout: Layout) -> np.ndarray:
         weight = linear.weight
+        if len(weight.shape) != 2:
+            raise CutawayError(f"A projection's weight is [d_out, d_in], not {list(weight.shape)}.")
         d_out, d_in = weight.shape
         if x.shape[1:] != (d_in,) or layout.rows != len(x):
             raise CutawayError(
@@ -83,7 +87,9 @@ class CpuEngine:
         d_out, d_in = weight.shape
         parts = max(1, min(PARTS * thread_count(), d_out * d_in // SMALLEST_PART))
         scratch = self._scratch("rows", parts * 2 * d_in)
-        few_rows(weight.kind)(*(*_stored(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts)
+        few_rows(weight.kind)(
+            *(*self._place(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts
+        )
 
     def _many(self, x: np.ndarray, weight: Weight, y: np.ndarray, blocks: Sequence[RowBlock]) -> None:
         """Each block as one product of its full size, with one tile of the weight's rows after another."""
@@ -111,7 +117,7 @@ class CpuEngine:
         if weight.kind == "F32" and weight.order is None and rows.ctypes.data % 4 == 0:
             return rows[first:last].view(np.float32)
         tile = self._scratch("tile", (last - first) * d_in)
-        unpack_tile(weight.kind)(*_stored(weight), d_in, first, last, place(tile))
+        unpack_tile(weight.kind)(*self._place(weight), d_in, first, last, place(tile))
         return tile.reshape(last - first, d_in)
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
@@ -121,10 +127,13 @@ class CpuEngine:
         return self._norm(x, gain, eps, centre=False)
 
     def _norm(self, x: np.ndarray, gain: Gain, eps: float, centre: bool) -> np.ndarray:
-        x = self.array(x)
+        x, scale = self.array(x), self.array(gain.gain)
+        _expect(x.shape[-1:] == scale.shape, "A norm has one gain for each coordinate", x, scale)
         out = np.empty_like(x)
         bias = None if gain.bias is None else self.array(gain.bias)
-        elementwise.norm(x, self.array(gain.gain), bias, eps, centre, out)
+        if bias is not None:
+            _expect(bias.shape == scale.shape, "A norm has one shift for each coordinate", scale, bias)
+        elementwise.norm(x, scale, bias, eps, centre, out)
         return out
 
     def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
@@ -136,12 +145,17 @@ class CpuEngine:
         return out
 
     def rotate(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, pairing: str) -> np.ndarray:
-        x = _rows_contiguous(x)
+        x, cosines, sines = _rows_contiguous(x), self.array(cosines), self.array(sines)
+        fits = cosines.shape == sines.shape == (x.shape[1], cosines.shape[-1])
+        _expect(
+            fits and 2 * cosines.shape[-1] <= x.shape[2], "There is one angle for each row and pair", x, cosines, sines
+        )
         out = np.empty(x.shape, np.float32)
-        elementwise.rotate(x, self.array(cosines), self.array(sines), pairing == "adjacent", out)
+        elementwise.rotate(x, cosines, sines, pairing == "adjacent", out)
         return out
 
     def dots(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
+        _expect(len(q) % len(k) == 0 and q.shape[2] == k.shape[2], "Each key head serves as many query heads", q, k)
         (n_heads, n_rows, d_head), n_keys = q.shape, k.shape[1]
         out = np.empty((n_heads, n_rows, n_keys), np.float32)
         if n_rows <= FEW:
@@ -163,7 +177,15 @@ class CpuEngine:
 
     def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         whole = np.ascontiguousarray(scores)
-        elementwise.mask(whole, np.ascontiguousarray(first, np.int64), np.ascontiguousarray(last, np.int64))
+        first, last = np.ascontiguousarray(first, np.int64), np.ascontiguousarray(last, np.int64)
+        _expect(
+            first.shape == last.shape == (scores.shape[1],),
+            "Each query row sees one range of keys",
+            scores,
+            first,
+            last,
+        )
+        elementwise.mask(whole, first, last)
         return _back(whole, scores)
 
     def softmax(self, masked: np.ndarray) -> np.ndarray:
@@ -172,6 +194,8 @@ class CpuEngine:
         return _back(whole, masked)
 
     def mix(self, pattern: np.ndarray, v: np.ndarray) -> np.ndarray:
+        fits = len(pattern) % len(v) == 0 and pattern.shape[2] == v.shape[1]
+        _expect(fits, "There is one weight of a pattern for each value", pattern, v)
         (n_heads, n_rows, n_keys), d_head = pattern.shape, v.shape[2]
         if n_rows <= FEW:
             out = np.empty((n_heads, n_rows, d_head), np.float32)
@@ -180,6 +204,12 @@ class CpuEngine:
         grouped = _filled(pattern).reshape(len(v), -1, n_keys)
         mixed = _matmul(grouped, v).reshape(n_heads, -1, d_head)
         return mixed if mixed.shape[1] == n_rows else np.ascontiguousarray(mixed[:, :n_rows])
+
+    def _place(self, weight: Weight) -> tuple[int, int, int]:
+        stored = self._stored.get(weight)
+        if stored is None:
+            stored = self._stored[weight] = _Stored(weight)
+        return stored.place
 
     def _scratch(self, use: str, size: int) -> np.ndarray:
         """A float32 scratch of this Python thread, kept from call to call; what it holds is arbitrary."""
@@ -190,9 +220,31 @@ class CpuEngine:
         return kept[:size]
 
 
-def _stored(weight: Weight) -> tuple[int, int, int]:
-    """Where the weight's rows lie, the bytes from row to row, and where its order lies, or 0."""
-    return place(weight.rows), weight.rows.strides[0], 0 if weight.order is None else place(weight.order)
+class _Stored:
+    """Where a weight lies, as its kernels are given it: `place` is the address of its rows, the bytes from row
+    to row, and the address of its order or 0. Kernels check no index, so the order is checked here, once.
+    """
+
+    def __init__(self, weight: Weight) -> None:
+        rows, order = weight.rows, weight.order
+        if rows.shape[1] > 1 and rows.strides[1] != 1:
+            rows = np.ascontiguousarray(rows)
+        if order is not None:
+            order = np.ascontiguousarray(order, np.int64)
+            if len(order) != weight.shape[0] or (order.size and not 0 <= order.min() <= order.max() < len(rows)):
+                raise CutawayError(
+                    f"The order of a weight of {weight.shape[0]} rows must name that many of its {len(rows)} "
+                    "stored rows, counted from 0."
+                )
+        self._alive = (rows, order)
+        self.place = (place(rows), rows.strides[0], 0 if order is None else place(order))
+
+
+def _expect(holds: bool, what: str, *arrays: np.ndarray) -> None:
+    """Kernels check no bounds: a caller's mistake is told here instead of reading beyond an array."""
+    if not holds:
+        shapes = " and ".join(str(list(array.shape)) for array in arrays)
+        raise CutawayError(f"{what}; the shapes here are {shapes}.")
 
 
 def _tile_rows(d_out: int, d_in: int) -> int:

@@ -59,15 +59,15 @@ class _AddressModel(models.PrimitiveModel):
 ADDRESS = AddressType()
 FLOATS = Vector("float")
 INTS = Vector("int")
-_VF = ir.VectorType(ir.FloatType(), LANES)
-_VI = ir.VectorType(I32, LANES)
+FLOAT_LANES = ir.VectorType(ir.FloatType(), LANES)
+INT_LANES = ir.VectorType(I32, LANES)
 
 
 def lanes(values: list[int] | list[float], lane: ir.Type = I32) -> ir.Constant:
     return ir.Constant(ir.VectorType(lane, len(values)), values)
 
 
-def _splat(builder: Any, value: Any) -> Any:
+def splat(builder: Any, value: Any) -> Any:
     """The same number in every lane."""
     empty = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
     first = builder.insert_element(empty, value, I32(0))
@@ -80,14 +80,14 @@ def load(builder: Any, address: Any, kind: ir.Type) -> Any:
 
 def load_some(builder: Any, address: Any, count: Any, kind: ir.VectorType) -> Any:
     """The first `count` lanes from memory, zero in the others, whose memory is not touched."""
-    mask, pointer = _first_lanes(builder, count, kind), address
+    mask, pointer = first_lanes(builder, count, kind), address
     declared = ir.FunctionType(kind, [I8.as_pointer(), I32, mask.type, kind])
     name = f"llvm.masked.load.v{kind.count}f32.p0"
     function = cgutils.get_or_insert_function(builder.module, declared, name)
     return builder.call(function, [pointer, I32(4), mask, ir.Constant(kind, [0.0] * kind.count)])
 
 
-def _first_lanes(builder: Any, count: Any, kind: ir.VectorType) -> Any:
+def first_lanes(builder: Any, count: Any, kind: ir.VectorType) -> Any:
     empty = ir.Constant(ir.VectorType(I64, kind.count), ir.Undefined)
     first = builder.insert_element(empty, count, I32(0))
     counts = builder.shuffle_vector(first, empty, lanes([0] * kind.count))
@@ -118,7 +118,7 @@ def _half_to_single(builder: Any, bits: Any) -> Any:
     mends, also for denormals; infinities and NaNs get the exponent of all ones.
     """
     integer = bits.type
-    single = _VF if isinstance(integer, ir.VectorType) else ir.FloatType()
+    single = FLOAT_LANES if isinstance(integer, ir.VectorType) else ir.FloatType()
 
     def constant(value: int) -> ir.Constant:
         return lanes([value] * LANES) if isinstance(integer, ir.VectorType) else ir.Constant(I32, value)
@@ -126,7 +126,7 @@ def _half_to_single(builder: Any, bits: Any) -> Any:
     size = builder.and_(bits, constant(0x7FFF))
     shifted = builder.shl(size, constant(13))
     power = [_HALF_TO_SINGLE] * LANES
-    factor = lanes(power, ir.FloatType()) if single is _VF else ir.Constant(single, _HALF_TO_SINGLE)
+    factor = lanes(power, ir.FloatType()) if single is FLOAT_LANES else ir.Constant(single, _HALF_TO_SINGLE)
     finite = builder.bitcast(builder.fmul(builder.bitcast(shifted, single), factor), integer)
     special = builder.or_(shifted, constant(0x7F800000))
     chosen = builder.select(builder.icmp_unsigned(">=", size, constant(0x7C00)), special, finite)
@@ -202,82 +202,82 @@ def as_float(builder: Any, bits: Any) -> Any:
 @operation(FLOATS, ADDRESS)
 def floats_at(builder: Any, address: Any) -> Any:
     """Sixteen float32."""
-    return load(builder, address, _VF)
+    return load(builder, address, FLOAT_LANES)
 
 
 @operation(FLOATS, ADDRESS)
 def doubles_at(builder: Any, address: Any) -> Any:
     """Sixteen float64, rounded to float32."""
-    return builder.fptrunc(load(builder, address, ir.VectorType(ir.DoubleType(), LANES)), _VF)
+    return builder.fptrunc(load(builder, address, ir.VectorType(ir.DoubleType(), LANES)), FLOAT_LANES)
 
 
 @operation(FLOATS, ADDRESS)
 def halves_at(builder: Any, address: Any) -> Any:
     """Sixteen float16."""
-    return _half_to_single(builder, builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), _VI))
+    return _half_to_single(builder, builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), INT_LANES))
 
 
 @operation(FLOATS, ADDRESS)
 def brains_at(builder: Any, address: Any) -> Any:
     """Sixteen bfloat16: the upper halves of singles."""
-    upper = builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), _VI)
-    return builder.bitcast(builder.shl(upper, lanes([16] * LANES)), _VF)
+    upper = builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), INT_LANES)
+    return builder.bitcast(builder.shl(upper, lanes([16] * LANES)), FLOAT_LANES)
 
 
 @operation(INTS, ADDRESS)
 def bytes_at(builder: Any, address: Any) -> Any:
     """Sixteen unsigned bytes."""
-    return builder.zext(load(builder, address, ir.VectorType(I8, LANES)), _VI)
+    return builder.zext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
 
 
 @operation(INTS, ADDRESS)
 def signed_at(builder: Any, address: Any) -> Any:
     """Sixteen signed bytes."""
-    return builder.sext(load(builder, address, ir.VectorType(I8, LANES)), _VI)
+    return builder.sext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
 
 
 @operation(INTS, ADDRESS, types.int32)
 def word_bits(builder: Any, address: Any, first: Any) -> Any:
     """Bit `first + l` of a 32-bit word, in lane l."""
-    word = _splat(builder, load(builder, address, I32))
-    shifts = builder.add(_splat(builder, first), lanes(list(range(LANES))))
+    word = splat(builder, load(builder, address, I32))
+    shifts = builder.add(splat(builder, first), lanes(list(range(LANES))))
     return builder.and_(builder.lshr(word, shifts), lanes([1] * LANES))
 
 
 @operation(INTS, INTS, types.int32, types.int32)
 def bits(builder: Any, numbers: Any, shift: Any, mask: Any) -> Any:
     """(numbers >> shift) & mask"""
-    return builder.and_(builder.lshr(numbers, _splat(builder, shift)), _splat(builder, mask))
+    return builder.and_(builder.lshr(numbers, splat(builder, shift)), splat(builder, mask))
 
 
 @operation(INTS, INTS, INTS, types.int32)
 def joined(builder: Any, low: Any, high: Any, shift: Any) -> Any:
     """low | (high << shift)"""
-    return builder.or_(low, builder.shl(high, _splat(builder, shift)))
+    return builder.or_(low, builder.shl(high, splat(builder, shift)))
 
 
 @operation(FLOATS, INTS, types.int32)
 def minus(builder: Any, numbers: Any, taken: Any) -> Any:
     """numbers − taken, as floats."""
-    return builder.sitofp(builder.sub(numbers, _splat(builder, taken)), _VF)
+    return builder.sitofp(builder.sub(numbers, splat(builder, taken)), FLOAT_LANES)
 
 
 @operation(FLOATS, FLOATS, types.float32)
 def scaled(builder: Any, vector: Any, factor: Any) -> Any:
     """vector · factor"""
-    return builder.fmul(vector, _splat(builder, factor))
+    return builder.fmul(vector, splat(builder, factor))
 
 
 @operation(FLOATS, FLOATS, types.float32, types.float32)
 def scaled_plus(builder: Any, vector: Any, factor: Any, offset: Any) -> Any:
     """vector · factor + offset, with one rounding."""
-    return fma(builder, vector, _splat(builder, factor), _splat(builder, offset))
+    return fma(builder, vector, splat(builder, factor), splat(builder, offset))
 
 
 @operation(types.void, ADDRESS, FLOATS)
 def put(builder: Any, address: Any, vector: Any) -> Any:
     """Store sixteen floats."""
-    builder.store(vector, builder.bitcast(address, _VF.as_pointer()), align=4)
+    builder.store(vector, builder.bitcast(address, FLOAT_LANES.as_pointer()), align=4)
     return ir.Constant(I8.as_pointer(), None)
 
 
@@ -323,131 +323,3 @@ def put_one(builder: Any, address: Any, value: Any) -> Any:
     """Store one float."""
     builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
     return ir.Constant(I8.as_pointer(), None)
-
-
-# What follows is for the element-wise kernels.
-
-
-@operation(FLOATS, ADDRESS, types.int64)
-def floats_upto(builder: Any, address: Any, count: Any) -> Any:
-    """The next sixteen float32, or the first `count` of them and zeros where fewer are left."""
-    result = cgutils.alloca_once(builder, _VF)
-    with builder.if_else(builder.icmp_signed(">=", count, I64(LANES)), likely=True) as (whole, part):
-        with whole:
-            builder.store(load(builder, address, _VF), result)
-        with part:
-            builder.store(load_some(builder, address, count, _VF), result)
-    return builder.load(result)
-
-
-@operation(types.void, ADDRESS, FLOATS, types.int64)
-def put_upto(builder: Any, address: Any, vector: Any, count: Any) -> Any:
-    """Store sixteen floats, or the first `count` of them where fewer are left."""
-    with builder.if_else(builder.icmp_signed(">=", count, I64(LANES)), likely=True) as (whole, part):
-        with whole:
-            builder.store(vector, builder.bitcast(address, _VF.as_pointer()), align=4)
-        with part:
-            _put_some(builder, address, vector, count)
-    return ir.Constant(I8.as_pointer(), None)
-
-
-def _put_some(builder: Any, address: Any, vector: Any, count: Any) -> None:
-    mask = _first_lanes(builder, count, _VF)
-    declared = ir.FunctionType(ir.VoidType(), [_VF, I8.as_pointer(), I32, mask.type])
-    function = cgutils.get_or_insert_function(builder.module, declared, "llvm.masked.store.v16f32.p0")
-    builder.call(function, [vector, address, I32(4), mask])
-
-
-@operation(FLOATS, types.float32)
-def everywhere(builder: Any, value: Any) -> Any:
-    """The same number in every lane."""
-    return _splat(builder, value)
-
-
-@operation(FLOATS, FLOATS, FLOATS)
-def plus(builder: Any, left: Any, right: Any) -> Any:
-    """left + right"""
-    return builder.fadd(left, right)
-
-
-@operation(FLOATS, FLOATS, FLOATS)
-def times(builder: Any, left: Any, right: Any) -> Any:
-    """left · right"""
-    return builder.fmul(left, right)
-
-
-@operation(FLOATS, FLOATS, FLOATS)
-def over(builder: Any, left: Any, right: Any) -> Any:
-    """left / right"""
-    return builder.fdiv(left, right)
-
-
-@operation(FLOATS, FLOATS, FLOATS, FLOATS)
-def fused(builder: Any, left: Any, right: Any, added: Any) -> Any:
-    """left · right + added, with one rounding."""
-    return fma(builder, left, right, added)
-
-
-@operation(FLOATS, FLOATS, FLOATS)
-def greater(builder: Any, left: Any, right: Any) -> Any:
-    """The greater of two; `right` where either is not a number."""
-    return builder.select(builder.fcmp_ordered(">", left, right), left, right)
-
-
-@operation(FLOATS, FLOATS, FLOATS, FLOATS)
-def where_negative(builder: Any, tested: Any, negative: Any, other: Any) -> Any:
-    """`negative` in the lanes in which `tested` is below zero, else `other`."""
-    zero = ir.Constant(_VF, [0.0] * LANES)
-    return builder.select(builder.fcmp_ordered("<", tested, zero), negative, other)
-
-
-@operation(types.float32, FLOATS)
-def total(builder: Any, vector: Any) -> Any:
-    """The sum of the lanes, added in pairs."""
-    return lane_sum(builder, vector)
-
-
-@operation(types.float32, FLOATS)
-def greatest(builder: Any, vector: Any) -> Any:
-    """The greatest lane; lanes that are not a number are passed over if they can be."""
-    best = builder.extract_element(vector, I32(0))
-    for lane in range(1, LANES):
-        other = builder.extract_element(vector, I32(lane))
-        best = builder.select(builder.fcmp_unordered("<=", best, other), other, best)
-    return best
-
-
-# exp(x) = 2^n · exp(r) with n = round(x / ln 2) and |r| <= ln 2 / 2. ln 2 is split in two, so that x − n ln 2
-# is exact; exp(r) is its Taylor series up to r^7, whose remainder is below 4e-9.
-_LOG2_E, _LN2_HIGH, _LN2_LOW = 1.4426950408889634, 0.693145751953125, 1.428606765330187e-06
-_EXP_SERIES = [1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0]
-_ROUNDER = 12582912.0  # 1.5 · 2^23: added to a number it leaves the nearest integer in the lowest bits
-
-
-@operation(FLOATS, FLOATS)
-def exponential(builder: Any, x: Any) -> Any:
-    """exp(x), to 2 units in the last place; 0 below −104, infinity above 88.8; NaN stays NaN."""
-
-    def constant(value: float) -> ir.Constant:
-        return lanes([value] * LANES, ir.FloatType())
-
-    def power_of_two(exponent: Any) -> Any:
-        biased = builder.add(exponent, lanes([127] * LANES))
-        return builder.bitcast(builder.shl(biased, lanes([23] * LANES)), _VF)
-
-    low, high = constant(-104.0), constant(89.0)
-    inside = builder.select(builder.fcmp_ordered("<", x, low), low, x)
-    inside = builder.select(builder.fcmp_ordered(">", inside, high), high, inside)
-    rounded = fma(builder, inside, constant(_LOG2_E), constant(_ROUNDER))
-    n = builder.sub(builder.bitcast(rounded, _VI), builder.bitcast(constant(_ROUNDER), _VI))
-    whole = builder.fsub(rounded, constant(_ROUNDER))
-    r = fma(builder, whole, constant(-_LN2_HIGH), inside)
-    r = fma(builder, whole, constant(-_LN2_LOW), r)
-    value = constant(_EXP_SERIES[0])
-    for coefficient in _EXP_SERIES[1:]:
-        value = fma(builder, value, r, constant(coefficient))
-    # In two steps: 2^n itself leaves the range of normal numbers before the result does.
-    half = builder.ashr(n, lanes([1] * LANES))
-    value = builder.fmul(builder.fmul(value, power_of_two(half)), power_of_two(builder.sub(n, half)))
-    value = builder.select(builder.fcmp_ordered("<", x, low), constant(0.0), value)
-    return builder.select(builder.fcmp_unordered("uno", x, x), x, value)

@@ -1,0 +1,280 @@
+"""The compiled kernels: every format exactly, every sum in one order, in one thread or many."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutaway.engines.blocks import BLOCKS, dequantise
+from cutaway.engines.cpu import elementwise, threads
+from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.products import few_rows, unpack_tile
+from cutaway.errors import CutawayError
+
+KINDS = sorted(BLOCKS)
+
+
+def random_rows(kind: str, n: int, d_in: int, seed: int) -> np.ndarray:
+    """Any bytes at all are a weight of any kind: infinities, NaNs and denormals come along."""
+    block = BLOCKS[kind]
+    size = d_in // block.weights * block.bytes
+    return np.random.default_rng(seed).integers(0, 256, (n, size), dtype=np.uint8)
+
+
+def unpacked(kind: str, rows: np.ndarray, d_in: int, order: np.ndarray | None = None, parts: int = 1) -> np.ndarray:
+    """What the tile kernel writes; its target is poisoned first."""
+    out = np.full((len(rows), d_in), 12345.0, np.float32)
+    where = 0 if order is None else place(order)
+    unpack_tile(kind)(place(rows), rows.strides[0], where, d_in, 0, len(rows), place(out), parts=parts)
+    return out
+
+
+def exactly(kind: str, rows: np.ndarray) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return dequantise(rows, kind).astype(np.float32)
+
+
+def assert_same_bits(a: np.ndarray, b: np.ndarray) -> None:
+    """Equal bit for bit; a NaN equals a NaN."""
+    numbers = ~np.isnan(b)
+    assert np.array_equal(np.isnan(a), ~numbers)
+    assert np.array_equal(a[numbers].view(np.uint32), b[numbers].view(np.uint32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(n=st.integers(1, 9), blocks=st.integers(1, 5), seed=st.integers(0, 2**32 - 1), parts=st.integers(1, 3))
+def test_each_format_unpacks_to_exactly_the_reference_values(kind, n, blocks, seed, parts):
+    # Rows of the plain formats need not be a multiple of the kernels' sixteen lanes.
+    d_in = blocks * BLOCKS[kind].weights if BLOCKS[kind].weights > 1 else blocks * 7 + seed % 16
+    rows = random_rows(kind, n, d_in, seed)
+    assert_same_bits(unpacked(kind, rows, d_in, parts=parts), exactly(kind, rows))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_permuted_weight_is_read_in_its_order(kind):
+    rows = random_rows(kind, 12, 512, 3)
+    order = np.random.default_rng(1).permutation(12).astype(np.int64)
+    assert_same_bits(unpacked(kind, rows, 512, order), exactly(kind, rows[order]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("extreme", [0x00, 0xFF, 0x80, 0x7F, 0x01])
+def test_constant_bytes_unpack_exactly(kind, extreme):
+    """All bytes alike: zeros, NaN scales, the most negative numbers, denormal scales."""
+    rows = np.full_like(random_rows(kind, 2, 256, 0), extreme)
+    assert_same_bits(unpacked(kind, rows, 256), exactly(kind, rows))
+
+
+@pytest.mark.parametrize("half", ["<f2", "bf16"])
+def test_every_sixteen_bit_number_unpacks_exactly(half):
+    rows = np.arange(65536, dtype="<u2").view(np.uint8).reshape(256, 512)
+    kind = "BF16" if half == "bf16" else "F16"
+    assert_same_bits(unpacked(kind, rows, 256), exactly(kind, rows))
+
+
+@pytest.mark.parametrize("n_x", [1, 3, 4, 5, 11])
+@pytest.mark.parametrize("d_out", [1, 2, 7, 64])
+def test_few_rows_agree_with_float64_and_write_nothing_else(n_x, d_out):
+    d_in = 77
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(d_out, d_in)).astype(np.float32)
+    x = rng.normal(size=(n_x, d_in)).astype(np.float32)
+    results = []
+    for parts in (1, 2, 5):
+        y = np.full((n_x + 2, d_out), np.nan, np.float32)
+        scratch = np.full((parts, 2, d_in), np.nan, np.float32)
+        few_rows("F32")(
+            *(place(w), w.strides[0], 0, d_out, d_in, place(x), n_x, place(y[1:]), place(scratch)), parts=parts
+        )
+        assert np.isnan(y[0]).all() and np.isnan(y[-1]).all()
+        results.append(y[1:-1])
+    exact = x.astype(np.float64) @ w.T.astype(np.float64)
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)  # a sum may cancel to nearly nothing
+    assert (np.abs(results[0] - exact) <= 1e-6 * lengths).all()
+    assert all(np.array_equal(results[0], other) for other in results)
+
+
+@given(st.lists(st.floats(-200, 100, width=32), min_size=1, max_size=70))
+def test_softmax_is_exact_to_a_few_units_in_the_last_place(values):
+    scores = np.array([values], np.float32)
+    exact = np.exp(scores.astype(np.float64) - scores.max())
+    exact /= exact.sum()
+    elementwise.softmax(scores)
+    assert np.allclose(scores, exact, rtol=2e-6, atol=1e-37)
+
+
+def test_softmax_gives_hidden_keys_exactly_nothing_and_keeps_nan_visible():
+    scores = np.array([[-np.inf] * 20 + [3.0] + [-np.inf] * 20, [0.0] * 40 + [np.nan]], np.float32)
+    elementwise.softmax(scores)
+    assert scores[0, 20] == 1 and not scores[0, :20].any() and not scores[0, 21:].any()
+    assert np.isnan(scores[1]).all()
+
+
+@pytest.mark.parametrize("kind", ["relu", "silu", "gelu", "gelu_tanh"])
+def test_activations_keep_nan_visible_and_end_where_they_should(kind):
+    x = np.array([np.nan, np.inf, 0.0, -1000.0, 1000.0, -1e-30], np.float32)
+    out = np.empty_like(x)
+    elementwise.activate(x, out, kind)
+    assert np.isnan(out[0]) and out[1] == np.inf and out[2] == 0
+    assert out[3] == 0 and out[4] == 1000 and abs(out[5]) <= 1e-30
+
+
+def test_parts_change_no_bit():
+    x = np.random.default_rng(0).normal(size=70001).astype(np.float32) * 4
+    whole, alone = np.empty_like(x), np.empty_like(x)
+    elementwise.activate(x, whole, "silu")  # large enough for all threads
+    for start in range(0, len(x), 9973):
+        elementwise.activate(x[start : start + 9973], alone[start : start + 9973], "silu")
+    assert np.array_equal(whole, alone)
+
+
+@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5", "100000"])
+def test_a_wrong_number_of_threads_is_refused(asked, monkeypatch):
+    monkeypatch.setenv("CUTAWAY_THREADS", asked)
+    threads.thread_count.cache_clear()
+    try:
+        with pytest.raises(CutawayError, match="CUTAWAY_THREADS"):
+            threads.thread_count()
+    finally:
+        monkeypatch.undo()
+        threads.thread_count.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "share"),
+    [
+        ({"a/b/cpu.max": "150000 100000", "a/cpu.max": "max 100000"}, "0::/a/b", 1.5),
+        ({"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}, "0::/a/b", 2.0),
+        ({"cpu/c/cpu.cfs_quota_us": "50000", "cpu/c/cpu.cfs_period_us": "100000"}, "4:cpu,cpuacct:/c", 0.5),
+        ({"cpu/c/cpu.cfs_quota_us": "-1", "cpu/c/cpu.cfs_period_us": "100000"}, "4:cpu:/c", float("inf")),
+        ({}, "0::/", float("inf")),
+    ],
+)
+def test_a_control_group_limits_the_threads(files, own, share, tmp_path):
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(content + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+    assert threads._control_group_share(tmp_path / "root", tmp_path / "own") == share
+
+
+def test_work_is_shared_completely_and_failures_come_back():
+    done: list[int] = []
+    threads.share(done.append, 50)
+    assert sorted(done) == list(range(50))
+
+    def fail(item: int) -> None:
+        raise ValueError(f"item {item}")
+
+    with pytest.raises(ValueError, match="item"):
+        threads.share(fail, 5)
+
+
+def test_blas_gets_its_threads_back():
+    library = threads._openblas()
+    if library is None:
+        pytest.fail("NumPy from PyPI brings OpenBLAS along, and its threads must be found")
+    before = library[1]()
+    with threads.one_blas_thread(), threads.one_blas_thread():
+        assert library[1]() == 1
+    assert library[1]() == before
+
+
+def test_describe_names_what_computes():
+    facts = threads.describe()
+    assert facts["threads"] == threads.thread_count() >= 1
+    assert str(facts["blas"]) and facts["numba"] and facts["numpy"] == np.__version__
+
+
+def test_several_python_threads_may_compute_at_once():
+    w = random_rows("Q8_0", 300, 512, 0)
+    w.reshape(300, -1, 34)[:, :, 1] = 0x2C  # scales of a usual size
+    x = np.random.default_rng(0).normal(size=(4, 3, 512)).astype(np.float32)
+
+    def product(i: int) -> np.ndarray:
+        y, scratch = np.empty((3, 300), np.float32), np.empty((8, 2, 512), np.float32)
+        few_rows("Q8_0")(*(place(w), w.strides[0], 0, 300, 512, place(x[i]), 3, place(y), place(scratch)), parts=8)
+        return y
+
+    alone = [product(i) for i in range(4)]
+    wrong: list[int] = []
+
+    def repeat(i: int) -> None:
+        wrong.extend(i for _ in range(100) if not np.array_equal(product(i), alone[i]))
+
+    workers = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+COMPUTE = """
+import os, sys
+import numpy as np
+from cutaway.engines import make_engine
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Linear
+from cutaway.engines.weights import Weight
+
+def compute():
+    w = Weight.of(np.arange(300 * 96, dtype=np.float32).reshape(300, 96) / 1e4)
+    x = np.ones((80, 96), np.float32)
+    y = engine.linear(x, Linear(w), Layout.of([80]))
+    one = engine.linear(x[:1], Linear(w), Layout.of([1]))
+    return float(engine.activate(y, "silu").sum() + one.sum())
+
+engine = make_engine("cpu")
+first = compute()
+"""
+
+
+def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", COMPUTE + script],
+        capture_output=True, text=True, timeout=300, env={**os.environ, **variables},
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_child_computes_the_same():
+    script = """
+child = os.fork()
+if child == 0:
+    os._exit(0 if compute() == first else 9)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert compute() == first
+print("both")
+"""
+    result = run(script, CUTAWAY_THREADS="2")
+    assert result.stdout == "both\n", result.stderr
+
+
+def test_one_thread_and_two_give_the_same_bits():
+    results = {n: run("print(first.hex())", CUTAWAY_THREADS=n).stdout for n in ("1", "2")}
+    assert results["1"] == results["2"] != ""
+
+
+def test_kernels_are_compiled_once_and_kept_in_the_users_cache(tmp_path):
+    first = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/**/*.nbc")}
+    assert first.returncode == 0 and kept
+    again = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
+    assert again.stdout == first.stdout
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/**/*.nbc")} == kept
+
+
+def test_a_home_that_cannot_be_written_still_computes(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")  # so that no folder can be made in it, not even by root
+    result = run("print(first)", CUTAWAY_CACHE=str(blocked / "cache"), TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == run("print(first)").stdout
+    assert not Path(blocked / "cache").exists()
