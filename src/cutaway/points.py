@@ -232,6 +232,31 @@ def shape_symbols(point: Point, spec: ModelSpec) -> tuple[str, ...]:
     return shape if attention.value_width == attention.d_head else (*shape[:-1], "d_value")
 
 
+def shape_of(point: Point, spec: ModelSpec, tokens: int) -> tuple[int, ...]:
+    """The shape of a point in numbers, in a pass over `tokens` tokens with nothing cached."""
+    layer = spec.layers[point.layer or 0]
+    attention, latent, experts = layer.attention, layer.attention.latent, layer.feed_forward
+    sizes: dict[str, int | None] = {
+        "1": 1,
+        "T": tokens,
+        "S": tokens,
+        "d": spec.d_model,
+        "V": spec.vocab_size,
+        "H": attention.n_heads,
+        "H_kv": attention.n_kv_heads,
+        "d_head": attention.d_head,
+        "d_value": attention.value_width,
+        "d_ff": experts.d_ff if isinstance(experts, FeedForwardSpec) else None,
+        "E": experts.n_experts if isinstance(experts, ExpertsSpec) else None,
+        "k": experts.router.n_active if isinstance(experts, ExpertsSpec) else None,
+        "q_rank": latent.q_rank if latent is not None else None,
+        "kv_rank": latent.kv_rank if latent is not None else None,
+        "d_rope": latent.d_rope if latent is not None else None,
+    }
+    shape = [sizes[symbol] for symbol in shape_symbols(point, spec)]
+    return tuple(size for size in shape if size is not None)
+
+
 def points_of(spec: ModelSpec) -> list[Point]:
     """Every point that a model of this spec has, in the order of the pass."""
     absent = {

@@ -1,23 +1,26 @@
 """From a place on disk to a spec, its weights under our names, and its tokenizer."""
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
 from cutaway.checkpoints.families import family_of
 from cutaway.checkpoints.families.config import Config
 from cutaway.checkpoints.families.names import collect, same_bytes
-from cutaway.checkpoints.gguf import read_gguf
+from cutaway.checkpoints.gguf import GGUFFile, read_gguf
 from cutaway.checkpoints.safetensors import find_weights
 from cutaway.checkpoints.sources import Location
-from cutaway.checkpoints.stored import Tensors
+from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
-from cutaway.spec import ModelSpec
+from cutaway.spec import ModelSpec, parameter_shapes
 from cutaway.spec.catalog import catalog_spec
 from cutaway.text.tokenizer import Tokenizer
 
@@ -40,10 +43,31 @@ def load_checkpoint(location: Location) -> Checkpoint:
     return checkpoint
 
 
+def load_spec(location: Location) -> ModelSpec:
+    """Only what the model is: from a GGUF header or a config.json, without looking for weights."""
+    if location.kind == "gguf":
+        return _gguf_spec(location, read_gguf(location.path))[1]
+    if location.kind == "npz":
+        return catalog_spec(location.name)
+    return spec_from_config_file(location.path / "config.json", location.name)
+
+
+def spec_from_config_file(path: Path, name: str | None = None) -> ModelSpec:
+    """The spec that a `config.json` describes. Raises CutawayError as loading its model would."""
+    return _folder_spec(path, name or path.absolute().parent.name)[1]
+
+
 def _from_gguf(location: Location) -> Checkpoint:
     from cutaway.text.gguf import tokenizer_from_gguf
 
     file = read_gguf(location.path)
+    family, spec = _gguf_spec(location, file)
+    weights = collect(file.tensors, family.gguf_sources(spec, file.tensors), parameter_shapes(spec), family.IGNORED)
+    tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
+    return Checkpoint(spec, weights, tokenizer, location)
+
+
+def _gguf_spec(location: Location, file: GGUFFile) -> tuple[ModuleType, ModelSpec]:
     where = f"the metadata of {location.path.name}"
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -51,27 +75,29 @@ def _from_gguf(location: Location) -> Checkpoint:
     family = family_of(architecture, where, "GGUF_ARCHITECTURES")
     prefix = f"{architecture}."
     config = Config({k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}, where)
-    spec = family.spec_from_gguf(config, file.tensors, location.name)
-    weights = collect(file.tensors, family.gguf_sources(spec, file.tensors), family.IGNORED)
-    tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return Checkpoint(spec, weights, tokenizer, location)
+    return family, family.spec_from_gguf(config, file.tensors, location.name)
 
 
 def _from_folder(location: Location) -> Checkpoint:
     from cutaway.text.huggingface import tokenizer_from_folder
 
-    where = f"config.json of {location.path.name}"
-    values = _read_json(location.path / "config.json")
+    family, spec = _folder_spec(location.path / "config.json", location.name)
+    tensors = find_weights(location.path).tensors
+    sources = family.sources(spec, tensors)
+    _check_tied_head(spec, tensors, sources["embed.tokens"].name)
+    tied = ["lm_head.weight"] if spec.tied_head else []
+    weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied))
+    return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
+
+
+def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:
+    where = f"{path.name} of {path.absolute().parent.name}"
+    values = _read_json(path)
     architecture = values.get("model_type")
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'model_type': it does not say what it is.")
     family = family_of(architecture, where, "MODEL_TYPES")
-    spec = family.spec_from_config(Config(values, where), location.name)
-    tensors = find_weights(location.path).tensors
-    sources = family.sources(spec, tensors)
-    _check_tied_head(spec, tensors, sources["embed.tokens"].name)
-    weights = collect(tensors, sources, (*family.IGNORED, *(["lm_head.weight"] if spec.tied_head else [])))
-    return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
+    return family, family.spec_from_config(Config(values, where), name)
 
 
 def _check_tied_head(spec: ModelSpec, tensors: Tensors, embedding: str) -> None:
@@ -91,10 +117,12 @@ def _from_npz(location: Location) -> Checkpoint:
 
     try:
         with np.load(location.path, allow_pickle=False) as arrays:
-            weights = {name: Weight.of(arrays[name]) for name in arrays.files}
-    except (OSError, ValueError, EOFError) as error:
-        raise CutawayError(f"{location.path} could not be read: {error}. Reinstall cutaway to restore it.") from None
-    return Checkpoint(catalog_spec(location.name), weights, word_tokenizer(TOY_TOKENS), location)
+            weights = {name: Weight.of(np.atleast_1d(arrays[name])) for name in arrays.files}
+    # A file that is no archive of arrays fails in many ways: as a zip, in its compression, as a lone array.
+    except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError, zlib.error, TypeError, AttributeError):
+        raise CutawayError(f"{location.path} is not the archive of arrays that it should be, or damaged.") from None
+    tokenizer = word_tokenizer(TOY_TOKENS) if location.name == "toy" else None
+    return Checkpoint(catalog_spec(location.name), weights, tokenizer, location)
 
 
 def _check_vocabulary(checkpoint: Checkpoint) -> None:
@@ -109,11 +137,23 @@ def _check_vocabulary(checkpoint: Checkpoint) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
     except FileNotFoundError:
         raise CutawayError(f"{path.parent} has no {path.name}; a model folder needs one beside its weights.") from None
     except (OSError, ValueError) as error:
         raise CutawayError(f"{path} could not be read as JSON: {error}.") from None
+    except RecursionError:
+        raise CutawayError(f"{path} could not be read as JSON: it is nested too deeply.") from None
     if not isinstance(values, dict):
         raise CutawayError(f"{path} holds {type(values).__name__}, not the object that a configuration is.")
     return values
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; the same key twice, of which JSON would keep the last, leaves open what was meant."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{quoted(key)} is given twice")
+        found[key] = value
+    return found
