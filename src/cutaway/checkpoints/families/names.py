@@ -19,11 +19,16 @@ class Source:
     change: Callable[[Weight], Weight] | None = None
 
 
-def collect(tensors: Tensors, sources: Mapping[str, Source], ignored: Iterable[str] = ()) -> dict[str, Weight]:
+def collect(
+    tensors: Tensors,
+    sources: Mapping[str, Source],
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Iterable[str] = (),
+) -> dict[str, Weight]:
     """Our name → weight for every source.
 
-    `ignored` are patterns (whole names) of tensors that take no part in the pass. Raises CutawayError for a
-    tensor that is missing, and for one that is left over.
+    `shapes` are those that the spec implies, by our names; `ignored` patterns (whole names) of tensors that take
+    no part in the pass. Raises CutawayError for a tensor that is missing, left over, or of another shape.
     """
     missing = [source.name for source in sources.values() if source.name not in tensors]
     if missing:
@@ -47,6 +52,12 @@ def collect(tensors: Tensors, sources: Mapping[str, Source], ignored: Iterable[s
             weights[ours] = weight if source.change is None else source.change(weight)
         except CutawayError as error:
             raise CutawayError(f"{tensors.source}, {source.name}: {error}") from None
+        found, expected = weights[ours].shape, shapes.get(ours)
+        if expected is not None and found != expected:
+            raise CutawayError(
+                f"{tensors.source}, {source.name}: taken as {ours} its shape is {list(found)}, but the "
+                f"configuration needs {list(expected)}."
+            )
     return weights
 
 
