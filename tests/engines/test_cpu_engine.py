@@ -100,6 +100,14 @@ def test_few_rows_have_the_bits_of_one():
         assert np.array_equal(together[row], product(x[row : row + 1], weight, Layout.of([1], [row]))[0])
 
 
+@pytest.mark.parametrize("d_out", [10, 100, 600])
+def test_a_row_has_the_same_bits_in_a_full_block_and_in_one_that_is_padded(d_out):
+    weight, x = stored("Q4_1", d_out, 96), random(64, 96)
+    full = product(x, weight, Layout.of([64]))
+    assert np.array_equal(full[:40], product(x[:40], weight, Layout.of([40])))
+    assert np.array_equal(full[20:], product(x[20:], weight, Layout.of([44], [20])))
+
+
 def test_a_permuted_weight_is_multiplied_in_its_order():
     weight = stored("Q8_0", 90, 64)
     order = np.random.default_rng(0).permutation(90)

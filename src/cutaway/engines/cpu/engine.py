@@ -103,10 +103,13 @@ class CpuEngine:
             tile = self._tile(weight, first, last)
             products = self._scratch("products", largest * (last - first))
             for block, rows in zip(blocks, padded, strict=True):
-                product = products[: block.size * (last - first)].reshape(block.size, last - first)
-                np.matmul(rows, tile.T, out=product)
-                taken = block.stop - block.start
-                y[block.start : block.stop, first:last] = product[block.offset : block.offset + taken]
+                taken, target = block.stop - block.start, y[block.start : block.stop, first:last]
+                if taken == block.size:
+                    np.matmul(rows, tile.T, out=target)
+                else:
+                    product = products[: block.size * (last - first)].reshape(block.size, last - first)
+                    np.matmul(rows, tile.T, out=product)
+                    target[...] = product[block.offset : block.offset + taken]
 
         with one_blas_thread():
             share(one_tile, -(-d_out // step))
@@ -222,7 +225,7 @@ class CpuEngine:
 
 class _Stored:
     """Where a weight lies, as its kernels are given it: `place` is the address of its rows, the bytes from row
-    to row, and the address of its order or 0. Kernels check no index, so the order is checked here, once.
+    to row, and the address of its order or 0. Kernels check no index; Weight has checked the order.
     """
 
     def __init__(self, weight: Weight) -> None:
@@ -231,11 +234,6 @@ class _Stored:
             rows = np.ascontiguousarray(rows)
         if order is not None:
             order = np.ascontiguousarray(order, np.int64)
-            if len(order) != weight.shape[0] or (order.size and not 0 <= order.min() <= order.max() < len(rows)):
-                raise CutawayError(
-                    f"The order of a weight of {weight.shape[0]} rows must name that many of its {len(rows)} "
-                    "stored rows, counted from 0."
-                )
         self._alive = (rows, order)
         self.place = (place(rows), rows.strides[0], 0 if order is None else place(order))
 
