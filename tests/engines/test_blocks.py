@@ -5,6 +5,7 @@ import sys
 import gguf
 import numpy as np
 import pytest
+import torch
 from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,8 @@ from cutaway.engines.blocks import BLOCKS, GGUF_TYPES, dequantise
 from cutaway.errors import CutawayError
 
 NUMBERS = {name: number for number, name in GGUF_TYPES.items()}
-QUANTISED = [name for name in BLOCKS if name not in ("F64", "F32")]
+OURS = "F8_E4M3_128"  # unknown to GGUF
+QUANTISED = [name for name in BLOCKS if name not in ("F64", "F32", OURS)]
 GGUF_CAN_QUANTISE = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
 
 # Where the half-precision numbers of a block lie, in bytes from its start.
@@ -85,6 +87,20 @@ def test_what_gguf_quantises_is_read_back_bit_for_bit_and_close_to_the_original(
     assert np.abs(values - array).max() <= np.abs(array).max() * 2.0 ** (1.5 - min(bits // 1, 8))
 
 
+def test_every_8_bit_float_times_every_scale_is_exact_to_the_last_bit_of_a_single() -> None:
+    codes = np.arange(256, dtype=np.uint8).reshape(2, 128)
+    numbers = torch.from_numpy(codes).view(torch.float8_e4m3fn).double().numpy()
+    scales = np.random.default_rng(0).normal(0, 10.0 ** np.arange(-30, 30, 4)[:, None], (15, 20)).ravel()
+    scales = np.concatenate([scales, [1.0, -1.0, 0.0, 2.0**-9, 1.17e-38, 1e-44, 3e38]]).astype("<f4")
+    rows = np.empty((2, len(scales)), np.dtype([("scale", "<f4"), ("codes", "u1", 128)]))
+    rows["scale"], rows["codes"] = scales, codes[:, None]
+    with np.errstate(all="ignore"):
+        values = dequantise(rows.view(np.uint8).reshape(2, -1), OURS)
+        expected = (scales.astype(np.float64)[None, :, None] * numbers[:, None]).astype(np.float32)
+    np.testing.assert_array_equal(values, expected.reshape(2, -1))
+    assert np.isnan(values).sum() == 2 * len(scales)  # 0x7F and 0xFF
+
+
 def test_float32_and_float64_are_read_in_place() -> None:
     for dtype, kind in ((np.float32, "F32"), (np.float64, "F64")):
         array = np.random.default_rng(0).normal(size=(3, 5)).astype(dtype)
@@ -120,6 +136,8 @@ def test_block_sizes_and_type_numbers_agree_with_the_gguf_package() -> None:
     for known in gguf.GGMLQuantizationType:
         assert GGUF_TYPES[known.value] == known.name
     for name, block in BLOCKS.items():
+        if name == OURS:
+            continue
         assert (block.weights, block.bytes) == gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
         assert name in NUMBERS
 

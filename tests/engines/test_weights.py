@@ -120,6 +120,20 @@ def test_a_stack_of_experts_gives_its_matrices() -> None:
     assert np.array_equal(values(backwards.expert(0)), whole.reshape(12, 64)[::-1][:4])
 
 
+def test_rows_that_lie_among_others_are_a_weight_of_their_own_on_the_same_bytes() -> None:
+    """Keys and values stored head by head in one matrix: each side names its own rows."""
+    weight = stored((12, 64))
+    keys, values_ = np.arange(12).reshape(3, 4)[:, :3].ravel(), np.arange(12).reshape(3, 4)[:, 3]
+    for rows in (keys, values_, np.array([], int)):
+        part = weight.reorder(rows)
+        assert part.shape == (len(rows), 64)
+        assert np.shares_memory(part.rows, weight.rows)
+        assert part.nbytes == len(rows) * weight.rows.shape[1]
+        assert np.array_equal(values(part), values(weight)[rows])
+    again = weight.reorder(keys).reorder(np.array([8, 0])).row_slice(0, 1)
+    assert np.array_equal(values(again), values(weight)[[10]])
+
+
 def test_parts_that_are_not_there_are_refused() -> None:
     weight, stack = stored((8, 32)), stored((3, 4, 32))
     for start, stop in ((-1, 2), (3, 9), (4, 2)):
@@ -131,8 +145,8 @@ def test_parts_that_are_not_there_are_refused() -> None:
         weight.expert(0)
     with pytest.raises(CutawayError, match="rows from -1 to 2"):
         weight.reorder(np.array([0, -1, 2, 1, 1, 1, 1, 1]))
-    with pytest.raises(CutawayError, match="names 8 rows"):
-        weight.reorder(np.arange(7))
+    with pytest.raises(CutawayError, match="names 12 rows"):
+        stack.reorder(np.arange(7))
     with pytest.raises(CutawayError, match="vector cannot be taken apart"):
         Weight("Q4_1", (32,), np.zeros((1, 20), np.uint8)).row_slice(0, 16)
 

@@ -4,7 +4,8 @@ A *block* is the smallest piece of a row that can be read by itself. The plain f
 one weight to a block. The quantised ones store 32 or 256 weights as small whole numbers that share a
 scale `d`, half precision, and in some formats an offset. All are little endian and the bytes of a row
 follow one another without gaps. The layouts are those of ggml (`ggml-common.h`, `ggml-quants.c`); every
-function here gives, bit for bit, what the `gguf` package's own NumPy code gives.
+function here gives, bit for bit, what the `gguf` package's own NumPy code gives. One is our own: DeepSeek's
+8-bit floats, whose scales its files keep apart (`checkpoints/eight_bit.py` lays them side by side).
 """
 
 import sys
@@ -40,6 +41,7 @@ _Q3_K = np.dtype([("high", "u1", 32), ("low", "u1", 64), ("scales", "u1", 12), (
 _Q4_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("low", "u1", 128)])
 _Q5_K = np.dtype([("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("high", "u1", 32), ("low", "u1", 128)])
 _Q6_K = np.dtype([("low", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("d", "<f2")])
+_F8_E4M3_128 = np.dtype([("scale", "<f4"), ("codes", "u1", 128)])
 
 
 def _unpack(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
@@ -191,6 +193,24 @@ def _q6_k(blocks: np.ndarray) -> np.ndarray:
     return (_scale(blocks, "d") * blocks["scales"].astype(np.float32))[..., None] * q
 
 
+def _e4m3() -> np.ndarray:
+    """All 256 8-bit floats: sign, 4 bits of exponent (bias 7), 3 of fraction; all ones are NaN. (arXiv:2209.05433)"""
+    codes = np.arange(128)
+    exponent, fraction = codes >> 3, codes & 7
+    normal = (1 + fraction / 8) * 2.0 ** (exponent - 7.0)
+    sizes = np.where(exponent == 0, fraction / 8 * 2.0**-6, normal)
+    sizes[127] = np.nan
+    return np.concatenate([sizes, -sizes]).astype(np.float32)
+
+
+_E4M3 = _e4m3()
+
+
+def _f8_e4m3_128(blocks: np.ndarray) -> np.ndarray:
+    """128 8-bit floats and a scale in single precision: w = scale · q."""
+    return blocks["scale"][..., None] * _E4M3[blocks["codes"]]
+
+
 # name: (weights in a block, layout of a block, blocks `[n, blocks]` → floats `[n, blocks, …]`)
 _FORMATS: dict[str, tuple[int, np.dtype, Callable[[np.ndarray], np.ndarray]]] = {
     "F64": (1, _F64, _f64),
@@ -207,12 +227,13 @@ _FORMATS: dict[str, tuple[int, np.dtype, Callable[[np.ndarray], np.ndarray]]] = 
     "Q4_K": (256, _Q4_K, _q4_k),
     "Q5_K": (256, _Q5_K, _q5_k),
     "Q6_K": (256, _Q6_K, _q6_k),
+    "F8_E4M3_128": (128, _F8_E4M3_128, _f8_e4m3_128),
 }
 
 BLOCKS: dict[str, Block] = {
     name: Block(name, weights, layout.itemsize) for name, (weights, layout, _) in _FORMATS.items()
 }
-"""The formats that can be computed with, by GGUF's names."""
+"""The formats that can be computed with, by GGUF's names, and the one that GGUF does not know."""
 
 GGUF_TYPES: dict[int, str] = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "Q4_2", 5: "Q4_3", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0"},

@@ -126,10 +126,11 @@ class Weight:
         return replace(self.row_slice(index, index + 1), shape=self.shape[1:])
 
     def reorder(self, order: np.ndarray) -> "Weight":
-        """The same weight, read so that row r is what was row `order[r]`; of a vector, number r.
+        """The weight whose row r is what was row `order[r]`; of a vector, number r.
 
-        A matrix keeps its bytes; a vector, which is one row, is copied. In a stack the rows of all matrices
-        are counted through.
+        Of a matrix or a vector `order` may name only some (q, k and v that stand interleaved in one tensor). A
+        matrix keeps its bytes; a vector, which is one row, is copied. In a stack the rows of all matrices are
+        counted through.
         """
         order = np.asarray(order, dtype=np.intp)
         stored = self.shape[0] if len(self.shape) == 1 else prod(self.shape[:-1])
@@ -138,7 +139,8 @@ class Weight:
         if len(self.shape) == 1:
             numbers = self.rows.reshape(stored, self._bytes_per_number())
             return replace(self, shape=order.shape, rows=numbers[order].reshape(1, -1))
-        return replace(self, order=order if self.order is None else self.order[order])
+        shape = (*order.shape, self.shape[-1]) if len(self.shape) == 2 else self.shape
+        return replace(self, shape=shape, order=order if self.order is None else self.order[order])
 
     def _bytes_per_number(self) -> int:
         """Bytes of one number of a vector; quantised vectors, which nobody stores, cannot be taken apart."""

@@ -26,6 +26,7 @@ from cutaway.engines.cpu.vectors import (
     bytes_at,
     double_at,
     doubles_at,
+    eights_at,
     float_at,
     floats_at,
     half_at,
@@ -155,6 +156,12 @@ def _q6_k(block: int, out: int) -> None:
         put(out + group * 64, scaled(minus(q, 32), scale))
 
 
+def _f8_e4m3_128(block: int, out: int) -> None:
+    scale = float_at(block)
+    for step in range(8):
+        put(out + step * 64, scaled(eights_at(block + 4 + step * 16), scale))
+
+
 _UNPACK: dict[str, Callable[[int, int], None]] = {
     "F64": _f64,
     "F32": _f32,
@@ -170,6 +177,7 @@ _UNPACK: dict[str, Callable[[int, int], None]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "F8_E4M3_128": _f8_e4m3_128,
 }
 _READ_ONE: dict[str, Any] = {"F64": double_at, "F32": float_at, "F16": half_at, "BF16": brain_at}
 

@@ -224,6 +224,18 @@ def brains_at(builder: Any, address: Any) -> Any:
     return builder.bitcast(builder.shl(upper, lanes([16] * LANES)), FLOAT_LANES)
 
 
+@operation(FLOATS, ADDRESS)
+def eights_at(builder: Any, address: Any) -> Any:
+    """Sixteen 8-bit floats E4M3: a half whose exponent is 8 smaller, but that all ones are NaN."""
+    codes = builder.zext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
+    size = builder.and_(codes, lanes([0x7F] * LANES))
+    sign = builder.and_(codes, lanes([0x80] * LANES))
+    half = builder.or_(builder.shl(size, lanes([7] * LANES)), builder.shl(sign, lanes([8] * LANES)))
+    number = builder.fmul(_half_to_single(builder, half), lanes([256.0] * LANES, ir.FloatType()))
+    nan = builder.bitcast(lanes([0x7FC00000] * LANES), FLOAT_LANES)
+    return builder.select(builder.icmp_unsigned("==", size, lanes([0x7F] * LANES)), nan, number)
+
+
 @operation(INTS, ADDRESS)
 def bytes_at(builder: Any, address: Any) -> Any:
     """Sixteen unsigned bytes."""
