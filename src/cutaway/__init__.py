@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from cutaway.errors import CutawayError
 
 if TYPE_CHECKING:
-    from cutaway.model import Model, load
+    from cutaway.model import Model, count, load
     from cutaway.trace import Trace
 
 __version__ = "0.1.0"
-__all__ = ["CutawayError", "Model", "Trace", "__version__", "load"]
+__all__ = ["CutawayError", "Model", "Trace", "__version__", "count", "load"]
 
-_HOMES = {"load": "cutaway.model", "Model": "cutaway.model", "Trace": "cutaway.trace"}
+_HOMES = {"load": "cutaway.model", "count": "cutaway.model", "Model": "cutaway.model", "Trace": "cutaway.trace"}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cutaway.checkpoints.load import Checkpoint, load_checkpoint
+from cutaway.checkpoints.load import Checkpoint, load_checkpoint, spec_of
 from cutaway.checkpoints.sources import locate
 from cutaway.engines import make_engine
 from cutaway.engines.layout import Layout
@@ -16,7 +16,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.generate import Generation, Limits, Sampling, Step, finished, loop
 from cutaway.points import Point, points_of
-from cutaway.spec import ModelSpec
+from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.finite import first_nonfinite
@@ -36,6 +36,14 @@ def load(source: str | Path = "smollm2-135m", engine: str = "auto", dtype: str |
     """
     chosen = make_engine(engine, dtype)
     return Model(load_checkpoint(locate(source)), chosen)
+
+
+def count(source: str | Path | ModelSpec) -> Count:
+    """Parameters and bytes of a configuration: a spec, a name of the catalog, a config.json, a folder, a GGUF file.
+
+    No weights are needed or read. Raises CutawayError for what is unknown or cannot be.
+    """
+    return (source if isinstance(source, ModelSpec) else spec_of(source)).count()
 
 
 class Model:
@@ -219,7 +227,10 @@ class Model:
 
 
 def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
-    array = np.asarray(prompt)
+    try:
+        array = np.asarray(prompt)
+    except ValueError:  # lists of different lengths in a list
+        raise CutawayError("A prompt is a text or one list of token ids, not several lists; run them singly.") from None
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise CutawayError(
             f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__} of {array.dtype}, "

@@ -1,6 +1,7 @@
 """From a place on disk to a spec, its weights under our names, and its tokenizer."""
 
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from cutaway.checkpoints.families.config import Config
 from cutaway.checkpoints.families.names import collect, same_bytes
 from cutaway.checkpoints.gguf import GGUFFile, read_gguf
 from cutaway.checkpoints.safetensors import find_weights
-from cutaway.checkpoints.sources import Location
+from cutaway.checkpoints.sources import Location, locate
 from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec, parameter_shapes
-from cutaway.spec.catalog import catalog_spec
+from cutaway.spec.catalog import CATALOG, catalog_spec
 from cutaway.text.tokenizer import Tokenizer
 
 
@@ -41,6 +42,19 @@ def load_checkpoint(location: Location) -> Checkpoint:
     checkpoint = readers[location.kind](location)
     _check_vocabulary(checkpoint)
     return checkpoint
+
+
+def spec_of(source: str | Path) -> ModelSpec:
+    """Only what a model is: by a name of the catalog, a config.json, a folder with one, or a GGUF file's header."""
+    if source in CATALOG:
+        return catalog_spec(str(source))
+    path = Path(source)
+    config = path if path.suffix == ".json" else path / "config.json"
+    if config.is_file():
+        return spec_from_config_file(config)
+    if path.exists() or str(source).startswith("hf:"):
+        return load_spec(locate(source))
+    return catalog_spec(str(source))  # says which names are close
 
 
 def load_spec(location: Location) -> ModelSpec:
@@ -83,9 +97,13 @@ def _from_folder(location: Location) -> Checkpoint:
 
     family, spec = _folder_spec(location.path / "config.json", location.name)
     tensors = find_weights(location.path).tensors
+    if hasattr(family, "as_stored"):  # what a configuration leaves to the tensors: whether there is a pooler
+        spec = family.as_stored(spec, tensors)
     sources = family.sources(spec, tensors)
-    _check_tied_head(spec, tensors, sources["embed.tokens"].name)
-    tied = ["lm_head.weight"] if spec.tied_head else []
+    head = getattr(family, "STORED_HEAD", "lm_head.weight")
+    if spec.tied_head:
+        _check_tied_head(spec, tensors, sources["embed.tokens"].name, head)
+    tied = [re.escape(head)] if spec.tied_head else []
     weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied))
     return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
 
@@ -100,14 +118,12 @@ def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:
     return family, family.spec_from_config(Config(values, where), name)
 
 
-def _check_tied_head(spec: ModelSpec, tensors: Tensors, embedding: str) -> None:
+def _check_tied_head(spec: ModelSpec, tensors: Tensors, embedding: str, head: str) -> None:
     """A head that is stored although it is tied must be the embedding itself."""
-    if not spec.tied_head or "lm_head.weight" not in tensors:
-        return
-    if not same_bytes(tensors["lm_head.weight"], tensors[embedding]):
+    if head in tensors and not same_bytes(tensors[head], tensors[embedding]):
         raise CutawayError(
-            f"The configuration of {spec.name} ties the head to the embedding, but the checkpoint holds an "
-            f"lm_head.weight that differs from {embedding}; set 'tie_word_embeddings' to what is true."
+            f"The configuration of {spec.name} ties the head to the embedding, but the checkpoint holds a "
+            f"{head} that differs from {embedding}; set 'tie_word_embeddings' to what is true."
         )
 
 

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),
+    "count": ("Count parameters, work and bytes of a configuration, without weights.", "cutaway count llama-2-70b"),
     "doctor": ("Say what this installation runs on, and what is wrong with it.", "cutaway doctor"),
 }
 
