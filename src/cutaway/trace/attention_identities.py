@@ -76,19 +76,19 @@ def rotation(here: Inside) -> float | None:
 
 
 def scores(here: Inside) -> float:
-    """q · k for every pair that may be seen, and what scale, growth and cap make of it."""
+    """q · k, and what scale, growth and cap make of it, for every pair that may be seen or was compared all the same."""
     spec = here.spec.attention
     q, k = (here[name] for name in dot_inputs(spec))
     expected = q @ np.repeat(k, spec.n_heads // spec.n_kv_heads, axis=0).swapaxes(1, 2)
-    seen = _seen(here)
-    off = deviation(here["attn.dots"][:, seen], expected[:, seen])
+    known = _seen(here) | ~np.isnan(here["attn.dots"]).any(axis=0)
+    off = deviation(here["attn.dots"][:, known], expected[:, known])
     expected = expected * spec.score_scale
     if spec.growth is not None:
         stretches = (np.arange(q.shape[1]) + 1) // spec.growth.every
         expected = expected * (1 + spec.growth.strength * np.log(1 + stretches))[:, None]
     if spec.cap is not None:
         expected = spec.cap * np.tanh(expected / spec.cap)
-    return largest(off, deviation(here["attn.scores"][:, seen], expected[:, seen]))
+    return largest(off, deviation(here["attn.scores"][:, known], expected[:, known]))
 
 
 def pattern(here: Inside) -> float:

@@ -2,7 +2,7 @@
 
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,20 +21,20 @@ def save_trace(trace: "Trace", path: Path) -> Path:
     """
     from safetensors.numpy import save
 
+    if not path.name:
+        raise CutawayError(f"The trace cannot be written to {str(path)!r}: that names no file.")
     tensors = {name: np.ascontiguousarray(trace[name]) for name in trace.points}
     prompt = {"ids": trace.prompt.ids, "pieces": trace.prompt.pieces, "text": trace.prompt.text}
     metadata = {"model": trace.spec.name, "engine": trace.engine, "dtype": trace.dtype, "prompt": json.dumps(prompt)}
     data = save(tensors, metadata)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, suffix=".part", delete=False) as part:
-            try:
-                part.write(data)
-                part.close()
-                os.replace(part.name, path)
-            except BaseException:
-                part.close()
-                os.unlink(part.name)
-                raise
+        try:
+            with part.open("xb") as file:
+                file.write(data)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
         raise CutawayError(f"The trace could not be written to {path}: {error.strerror or error}.") from None
     return path

@@ -170,7 +170,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _rows(positions: Sequence[int], length: int) -> np.ndarray:
+    if len(positions) == 0:
+        raise CutawayError("No position was asked for; name at least one, or leave positions out to keep all.")
     for position in positions:
-        if not -length <= position < length:
-            raise CutawayError(f"Position {position} was asked for; the prompt has positions 0 to {length - 1}.")
+        whole = isinstance(position, int | np.integer) and not isinstance(position, bool)
+        if not whole or not -length <= position < length:
+            raise CutawayError(
+                f"Position {int(position) if whole else position!r} was asked for; the prompt has positions 0 to {length - 1}."
+            )
     return np.array([position % length for position in positions], dtype=np.intp)
