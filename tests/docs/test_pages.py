@@ -1,0 +1,45 @@
+"""The documentation says what the product does: pages made from it are up to date, commands in it exist."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_page_of_points_is_made_from_the_table_of_points():
+    made = runpy.run_path(str(ROOT / "docs" / "make_points.py"))["page"]()
+    assert (ROOT / "docs" / "POINTS.md").read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        if not target.startswith(("http:", "https:")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_that_a_page_names_exists(page):
+    from cutaway.cli import COMMANDS
+
+    for command in re.findall(r"`cutaway ([a-z]+)", page.read_text(encoding="utf-8")):
+        assert command in COMMANDS
+
+
+@pytest.mark.parametrize(
+    "path",
+    sorted(
+        set(
+            re.findall(
+                r"`((?:src|tests|docs|benchmarks)/[\w/.]+)`",
+                "".join(page.read_text(encoding="utf-8") for page in PAGES),
+            )
+        )
+    ),
+)
+def test_every_file_that_a_page_names_exists(path):
+    assert (ROOT / path).exists()
