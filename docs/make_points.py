@@ -15,13 +15,13 @@ Made by `python docs/make_points.py` from `cutaway.points`; `model.points` lists
 
 An address is a name, with its layer in front where it stands in one: `embed.out`, `layers.3.attn.pattern`. Layers,
 heads and positions count from 0; `layers.-1` is the last; patterns may hold `*` and half-open ranges
-(`layers.5:8.resid_post`). A model has the points that its architecture implies: no `attn.q_rot` without rotary positions, no `mlp.gate` without a
-gate; asking for one that it lacks says why.
+(`layers.5:8.resid_post`). A model has the points that its architecture implies: no `attn.q_rot` without rotary
+positions, no `mlp.gate` without a gate; asking for one that it lacks says why.
 
-Symbols: T tokens, S keys that are seen (T, where nothing is cached), d model width, V vocabulary, H query heads,
-H_kv key/value heads, d_head and d_value the widths of a head's keys and values, d_ff neurons, E experts, k experts
-chosen per token, q_rank and kv_rank the widths of latents, d_rope the rotated part of a latent key. Chapters are those of the
-lecture.
+Symbols: T tokens, S keys that are seen (T, where nothing is cached), d model width, V vocabulary, H query heads, H_kv
+key/value heads, d_head and d_value the widths of a head's keys and values, d_ff neurons, E experts, k experts chosen
+per token, q_rank and kv_rank the widths of latents, d_rope the rotated part of a latent key. Chapters are those of
+the lecture.
 
 `attn.dots`, `attn.scores`, `attn.masked`, `attn.pattern`, `attn.head_out` and `logits` are not stored when they are
 captured but worked out on access from what is, by the very functions of the pass: the bits are the same.
