@@ -20,20 +20,31 @@ COLUMNS = 104
 THEME = TerminalTheme(
     (24, 26, 31),
     (218, 220, 224),
-    [(24, 26, 31), (204, 90, 80), (63, 165, 143), (201, 162, 39), (79, 143, 208), (139, 127, 214), (80, 170, 180)]
-    + [(218, 220, 224)],
+    [
+        (24, 26, 31),
+        (204, 90, 80),
+        (63, 165, 143),
+        (201, 162, 39),
+        (79, 143, 208),
+        (139, 127, 214),
+        (80, 170, 180),
+        (218,) * 3,
+    ],
 )
 
 # rich's own form, without the fonts that it would have a reader's browser fetch from elsewhere
 FORM = """\
-<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" xml:space="preserve">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace;
   font-size: {char_height}px; line-height: {line_height}px; white-space: pre; }}
+.{unique_id}-title {{ font-family: ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; font-size: 18px; }}
 {styles}
 </style>
 <defs>
-<clipPath id="{unique_id}-clip-terminal"><rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/></clipPath>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
 {lines}
 </defs>
 {chrome}

@@ -12,6 +12,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from cutaway.checkpoints.eight_bit import joined
 from cutaway.checkpoints.families import family_of
 from cutaway.checkpoints.families.config import Config
 from cutaway.checkpoints.families.names import collect, same_bytes
@@ -96,7 +97,7 @@ def _from_folder(location: Location) -> Checkpoint:
     from cutaway.text.huggingface import tokenizer_from_folder
 
     family, spec = _folder_spec(location.path / "config.json", location.name)
-    tensors = find_weights(location.path).tensors
+    tensors = joined(find_weights(location.path).tensors)
     if hasattr(family, "as_stored"):  # what a configuration leaves to the tensors: whether there is a pooler
         spec = family.as_stored(spec, tensors)
     sources = family.sources(spec, tensors)
@@ -104,7 +105,8 @@ def _from_folder(location: Location) -> Checkpoint:
     if spec.tied_head:
         _check_tied_head(spec, tensors, sources["embed.tokens"].name, head)
     tied = [re.escape(head)] if spec.tied_head else []
-    weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied))
+    unused = family.unused(spec, tensors) if hasattr(family, "unused") else []  # what depends on the file
+    weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied, *unused))
     return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
 
 

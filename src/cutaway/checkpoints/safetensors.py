@@ -108,6 +108,7 @@ def read_sharded(folder: str | Path, index_path: str | Path) -> SafetensorsFile:
     shards = {name: read_safetensors(folder / name) for name in names}
     weights: dict[str, Weight] = {}
     unreadable: dict[str, str] = {}
+    codes: dict[str, np.ndarray] = {}
     home: dict[str, str] = {}
     for name, shard in shards.items():
         for tensor in (*shard.tensors, *shard.others):
@@ -119,13 +120,14 @@ def read_sharded(folder: str | Path, index_path: str | Path) -> SafetensorsFile:
             home[tensor] = name
         weights.update(shard.tensors)
         unreadable.update(shard.others)
+        codes.update(shard.tensors.codes)
     for tensor, name in weight_map.items():
         if home.get(tensor) != name:
             where = f"it is in {home[tensor]}" if tensor in home else "no file has it"
             raise CutawayError(f"{index_path} places the tensor {quoted(tensor)} in {name}, but {where}.")
     return SafetensorsFile(
         paths=tuple(folder / name for name in names),
-        tensors=Tensors(folder, weights, unreadable),
+        tensors=Tensors(folder, weights, unreadable, codes=codes),
         metadata={key: text for shard in shards.values() for key, text in shard.metadata.items()},
         file_bytes=sum(shard.file_bytes for shard in shards.values()),
     )
@@ -217,6 +219,7 @@ def _tensors(path: Path, directory: dict[str, Any], data: np.ndarray) -> Tensors
     """Map every tensor of the directory; `data` is what follows the header, which they have to fill exactly."""
     weights: dict[str, Weight] = {}
     unreadable: dict[str, str] = {}
+    codes: dict[str, np.ndarray] = {}
     spans: list[tuple[int, int, str]] = []
     for name, entry in directory.items():
         kind, shape, begin, end = _entry(path, name, entry, len(data))
@@ -224,6 +227,8 @@ def _tensors(path: Path, directory: dict[str, Any], data: np.ndarray) -> Tensors
             weights[name] = as_weight(data[begin:end], kind, shape)
         else:
             unreadable[name] = kind
+            if kind == "F8_E4M3" and len(shape) == 2:
+                codes[name] = data[begin:end].reshape(shape)
         spans.append((begin, end, name))
     at, before = 0, "the header"
     for begin, end, name in sorted(spans):
@@ -233,7 +238,7 @@ def _tensors(path: Path, directory: dict[str, Any], data: np.ndarray) -> Tensors
         at, before = end, quoted(name)
     if at != len(data):
         _fail(path, f"{len(data) - at} bytes follow the last tensor and belong to none")
-    return Tensors(path, weights, unreadable)
+    return Tensors(path, weights, unreadable, codes=codes)
 
 
 def _entry(path: Path, name: str, entry: object, n_bytes: int) -> tuple[str, tuple[int, ...], int, int]:

@@ -5,7 +5,7 @@ leaves for a large file, the page of an error, a pickle under another name) is r
 """
 
 import mmap
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, NoReturn
@@ -72,12 +72,29 @@ class Tensors(dict[str, Weight]):
     `tensors[name]` of an absent name raises CutawayError. `unreadable` holds the tensors that are stored in
     a type which cannot be computed with, name → type. Nobody need ask for those (position buffers), but
     asking for one raises, also by `in` and `get`: a weight taken for absent would give other numbers.
+    `codes` are the bytes of those among them that are matrices of 8-bit floats, `uint8 [d_out, d_in]`, which mean
+    nothing without their scales; `made` holds weights that are put together when they are first asked for.
     """
 
-    def __init__(self, source: Path, weights: Mapping[str, Weight], unreadable: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: Path,
+        weights: Mapping[str, Weight],
+        unreadable: Mapping[str, str],
+        *,
+        codes: Mapping[str, np.ndarray] | None = None,
+        made: Mapping[str, Callable[[], Weight]] | None = None,
+    ) -> None:
         super().__init__(weights)
         self.source = source
         self.unreadable = dict(unreadable)
+        self.codes = dict(codes or {})
+        self.made = dict(made or {})
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor: those that can be had, and those that cannot."""
+        return list(dict.fromkeys((*self, *self.made, *self.unreadable)))
 
     def _refuse(self, name: str) -> NoReturn:
         raise CutawayError(
@@ -85,7 +102,10 @@ class Tensors(dict[str, Weight]):
             f"computed with. The types that can are {', '.join(BLOCKS)}."
         )
 
-    def __missing__(self, name: str) -> NoReturn:
+    def __missing__(self, name: str) -> Weight:
+        if name in self.made:
+            self[name] = weight = self.made[name]()
+            return weight
         if name in self.unreadable:
             self._refuse(name)
         raise CutawayError(f"{self.source} has no tensor {quoted(name)}{_nearest(name, self)}.")
@@ -93,12 +113,14 @@ class Tensors(dict[str, Weight]):
     def __contains__(self, name: object) -> bool:
         if name in self.unreadable:
             self._refuse(str(name))
-        return super().__contains__(name)
+        return super().__contains__(name) or name in self.made
 
     def get(self, name: str, default: Any = None) -> Any:
         """The weight, or `default` where the file has no tensor of this name."""
         if name in self.unreadable:
             self._refuse(name)
+        if name in self.made:
+            return self[name]
         return super().get(name, default)
 
 

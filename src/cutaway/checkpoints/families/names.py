@@ -38,7 +38,7 @@ def collect(
         )
     used = {source.name for source in sources.values()}
     pattern = re.compile("|".join(ignored) or r"(?!)")
-    extra = [n for n in (*tensors, *tensors.unreadable) if n not in used and not pattern.fullmatch(n)]
+    extra = [n for n in tensors.names if n not in used and not pattern.fullmatch(n)]
     if extra:
         shown = ", ".join(extra[:3]) + (f" and {len(extra) - 3} more" if len(extra) > 3 else "")
         raise CutawayError(
