@@ -13,6 +13,7 @@ from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.parameters import Parameters
+from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
 from cutaway.generate import Generation, Limits, Sampling, Step, finished, loop
 from cutaway.points import Point, points_of
@@ -24,6 +25,7 @@ from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Recorder
 from cutaway.trace.verify import Check, verify
 
+EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
 VERIFIED_TOKENS = 90  # one whole block of rows, one that is padded
 PromptLike = str | Sequence[int] | np.ndarray
 
@@ -80,14 +82,36 @@ class Model:
         prompt: PromptLike,
         points: Iterable[str | Point] | None = None,
         positions: Sequence[int] | None = None,
+        types: Sequence[int] | np.ndarray | None = None,
     ) -> Trace:
         """Run the forward pass over `prompt` (text or ids) and keep what was asked for.
 
         `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"); None keeps the
         summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
+        `types` tell the sentences of a pair apart, one number for each token, in models that know such kinds (BERT).
         Raises CutawayError for an empty or too long prompt, an id outside the vocabulary, an unknown point.
         """
-        return self._traced(self._prompt(prompt), make_plan(self.spec, points), None, positions)
+        told = self._prompt(prompt)
+        kinds = None if types is None else _types(types, len(told.ids), self.spec)
+        return self._traced(told, make_plan(self.spec, points), None, positions, kinds)
+
+    def embed(self, texts: Sequence[PromptLike], *, pooling: Pooling = "mean", unit: bool = False) -> np.ndarray:
+        """One vector for each text (or list of ids), `[n, d]`: the mean of its tokens' last rows, or the first row.
+
+        What sentence encoders are for; any model has such rows. Texts of unequal lengths are packed, not padded, so
+        each gets the same vector in whatever company. With `unit` every vector has length 1. Raises CutawayError
+        as `trace` does, naming the text.
+        """
+        if isinstance(texts, str) or len(texts) == 0:
+            raise CutawayError("embed takes a list of texts, with at least one in it.")
+        sequences = []
+        for index, text in enumerate(texts):
+            try:
+                sequences.append(np.asarray(self._prompt(text).ids))
+            except CutawayError as error:
+                raise CutawayError(f"Text {index}: {error}") from None
+        vectors = [self._embedded(batch, pooling, unit) for batch in _batches(sequences)]
+        return np.concatenate(vectors)
 
     def generate(
         self,
@@ -168,12 +192,26 @@ class Model:
         ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache])
         return self._checked(self.engine.numpy(ran.logits)[-1], ids)
 
-    def _traced(self, prompt: Prompt, plan: Plan, cache: KVCache | None, positions: Sequence[int] | None) -> Trace:
+    def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
+        ran = transformer(self.engine, self.spec, self.parameters, sequences, rows=())
+        rows = self.engine.numpy(ran.final)
+        for segment, sequence in zip(ran.layout.segments, sequences, strict=True):
+            self._checked(rows[segment.start : segment.stop], sequence.tolist())
+        return one_vector_each(rows, ran.layout, pooling, unit=unit)
+
+    def _traced(
+        self,
+        prompt: Prompt,
+        plan: Plan,
+        cache: KVCache | None,
+        positions: Sequence[int] | None,
+        types: np.ndarray | None = None,
+    ) -> Trace:
         ids = np.asarray(prompt.ids)
         layout = Layout.of([len(ids)], None if cache is None else [cache.length])
         recorder = Recorder(self.engine, layout, plan.kept)
         caches = None if cache is None else [cache]
-        ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder)
+        ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder, types=types)
         last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], prompt.ids)
         piece = self._tokenizer.piece if self._tokenizer is not None else None
         return Trace(
@@ -237,6 +275,36 @@ def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
             f"shape {list(array.shape)}."
         )
     return [int(token) for token in array]
+
+
+def _types(types: Sequence[int] | np.ndarray, length: int, spec: ModelSpec) -> np.ndarray:
+    """The sentence kind of every token, checked."""
+    if spec.token_types is None:
+        raise CutawayError(f"{spec.name} tells no kinds of sentences apart; leave `types` out.")
+    kinds = np.asarray(types)
+    if kinds.dtype.kind not in "iu" or kinds.shape != (length,):
+        raise CutawayError(
+            f"`types` must be whole numbers, one for each of the {length} tokens, not {kinds.dtype} of shape "
+            f"{list(kinds.shape)}."
+        )
+    outside = np.flatnonzero((kinds < 0) | (kinds >= spec.token_types))
+    if outside.size:
+        raise CutawayError(
+            f"The type {kinds[outside[0]]} at position {outside[0]} is unknown: {spec.name} has types 0 to "
+            f"{spec.token_types - 1}."
+        )
+    return kinds
+
+
+def _batches(sequences: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
+    """The sequences in order, as many at a time as fit into one pass; how they are parted changes no bit."""
+    batch: list[np.ndarray] = []
+    for sequence in sequences:
+        if batch and sum(map(len, batch)) + len(sequence) > EMBEDDED_TOKENS:
+            yield batch
+            batch = []
+        batch.append(sequence)
+    yield batch
 
 
 def _verification_ids(spec: ModelSpec) -> tuple[int, ...]:
