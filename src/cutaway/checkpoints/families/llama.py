@@ -3,13 +3,14 @@
 GGUF files of this family hold the rows of q and k in another order (pairs side by side); it is undone here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
-from cutaway.checkpoints.families.names import Source, reordered
+from cutaway.checkpoints.families.names import Source
 from cutaway.checkpoints.stored import Tensors, quoted
+from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import Activation, ModelSpec
 from cutaway.spec.catalog import llama_like
@@ -142,8 +143,22 @@ def gguf_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
         for part, heads in (("attn.q", attention.n_heads), ("attn.k", attention.n_kv_heads)):
             for role in ("weight", "bias") if attention.qkv_bias else ("weight",):
                 ours = f"layers.{i}.{part}.{role}"
-                names[ours] = Source(names[ours].name, reordered(rows_from_gguf(heads, attention.d_head)))
+                names[ours] = Source(names[ours].name, unpermuted(heads, attention.d_head))
     return names
+
+
+def unpermuted(heads: int, d_head: int) -> Callable[[Weight], Weight]:
+    """The rows of q or k of that many heads back in their order, which is worked out only where they are that many.
+
+    Until then `heads` is but a claim of the file: a billion would fill the memory with an order of nothing.
+    """
+
+    def change(weight: Weight) -> Weight:
+        if weight.shape[0] != heads * d_head:
+            raise CutawayError(f"it has {weight.shape[0]} rows, but {heads} heads of {d_head} make {heads * d_head}.")
+        return weight.reorder(rows_from_gguf(heads, d_head))
+
+    return change
 
 
 def rows_from_gguf(heads: int, d_head: int) -> np.ndarray:
