@@ -46,7 +46,23 @@ def transformer(
     whose logits are worked out, ascending: by default the last row of each sequence. `types`, one per row, tell
     the sentences of a pair apart in models that know them.
     """
+    # A broken weight makes NaN or infinity, which whoever takes the logits finds and explains (`trace.finite`);
+    # NumPy's warnings about the same would only stand before that sentence.
     tap = tap if tap is not None else Unwatched()
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        return _transformer(engine, spec, parameters, sequences, caches, tap, rows, types)
+
+
+def _transformer(
+    engine: Engine,
+    spec: ModelSpec,
+    parameters: Parameters,
+    sequences: Sequence[np.ndarray],
+    caches: Sequence[KVCache] | None,
+    tap: Tap,
+    rows: Iterable[int] | None,
+    types: np.ndarray | None,
+) -> Pass:
     layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])
     run = Run.of(engine, spec, layout, caches)
     x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
