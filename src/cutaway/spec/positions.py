@@ -58,6 +58,7 @@ class Llama3Scaling:
     original: int
 
     def __post_init__(self) -> None:
+        require_amounts(self, "factor", "low", "high", "original")
         require(self.high >= self.low, "high frequency factor", self.high, f"at least the low one, {self.low}")
 
 

@@ -4,22 +4,27 @@ GGUF files of this family hold the rows of q and k in another order (pairs side 
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
+from cutaway.checkpoints.families import gguf_rope
 from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.gguf_rope import gguf_rotary
 from cutaway.checkpoints.families.names import Source
-from cutaway.checkpoints.stored import Tensors, quoted
+from cutaway.checkpoints.families.rope import rotary
+from cutaway.checkpoints.stored import Tensors
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
-from cutaway.spec import Activation, ModelSpec
-from cutaway.spec.catalog import llama_like
+from cutaway.spec import Activation, ModelSpec, RotarySpec, parameter_shapes
+from cutaway.spec.builders import llama_like
 
 MODEL_TYPES = ("llama",)
 GGUF_ARCHITECTURES = ("llama",)
 HARMLESS = ("pretraining_tp", "is_llama_config", "mlp_dropout")  # pretraining_tp only splits the same sums
-IGNORED = (r".*\.rotary_emb\.inv_freq",)  # the rotary frequencies, stored as a buffer: worked out from the base
-GGUF_HARMLESS = ("vocab_size", "rope.scaling.original_context_length", "rope.scaling.finetuned")
+BUFFERS = (r".*\.rotary_emb\.inv_freq",)  # the rotary frequencies, stored as a buffer: worked out from the base
+IGNORED = (*BUFFERS, *gguf_rope.IGNORED)
+GGUF_HARMLESS = ("vocab_size", "rope.scaling.finetuned")
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "swish": "silu",
@@ -28,116 +33,155 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
 }
-_PARTS = {  # ours → (Hugging Face, GGUF)
-    "attn.q": ("self_attn.q_proj", "attn_q"),
-    "attn.k": ("self_attn.k_proj", "attn_k"),
-    "attn.v": ("self_attn.v_proj", "attn_v"),
-    "attn.o": ("self_attn.o_proj", "attn_output"),
-    "mlp.gate": ("mlp.gate_proj", "ffn_gate"),
-    "mlp.up": ("mlp.up_proj", "ffn_up"),
-    "mlp.down": ("mlp.down_proj", "ffn_down"),
+# Ours → what Hugging Face and GGUF call the same part of a layer.
+PARTS = {
+    "attn.norm": "input_layernorm",
+    "attn.q": "self_attn.q_proj",
+    "attn.k": "self_attn.k_proj",
+    "attn.v": "self_attn.v_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "attn.o": "self_attn.o_proj",
+    "mlp.norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj",
 }
-_NORMS = {"attn.norm": ("input_layernorm", "attn_norm"), "mlp.norm": ("post_attention_layernorm", "ffn_norm")}
+GGUF_PARTS = {
+    "attn.norm": "attn_norm",
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn.o": "attn_output",
+    "mlp.norm": "ffn_norm",
+    "mlp.gate": "ffn_gate",
+    "mlp.up": "ffn_up",
+    "mlp.down": "ffn_down",
+}
 
 
 def spec_from_config(config: Config, name: str) -> ModelSpec:
     """The spec that a Hugging Face `config.json` describes."""
+    config.only("rope_interleaved", False, why="the rows of q and k would stand in another order")
+    bias = config.get("attention_bias", bool, False)
+    mlp_bias = config.get("mlp_bias", bool, False)
+    spec = llama_spec(config, name, qkv_bias=bias, out_bias=bias, mlp_bias=mlp_bias)
+    config.refuse_unread(HARMLESS)
+    return spec
+
+
+def llama_spec(
+    config: Config,
+    name: str,
+    *,
+    default_kv_heads: int | None = None,
+    default_d_head: int | None = None,
+    default_eps: float = 1e-6,
+    rotary_dims: int | None = None,
+    **more: Any,
+) -> ModelSpec:
+    """What all configurations of Llama-like models say in the same words; `more` goes to `llama_like` as it is.
+
+    The defaults are what the architecture means by an absent key; key heads are by default as many as query heads.
+    `rotary_dims` of each head turn, all where it is not given. The caller refuses what was not read.
+    """
     d_model, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
-    d_head = config.optional_size("head_dim")
-    if d_head is None and d_model % n_heads:
-        raise CutawayError(
-            f"hidden_size = {d_model} in {config.where} cannot be split into {n_heads} equal heads; give 'head_dim'."
-        )
+    d_head = config.optional_size("head_dim") or default_d_head or head_width(config, d_model, n_heads)
     config.only("hidden_act", *ACTIVATIONS)
     config.only("is_encoder_decoder", False)
     config.only("add_cross_attention", False)
-    config.only("rope_interleaved", False, why="the rows of q and k would stand in another order")
     config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
-    bias = config.get("attention_bias", bool, False)
-    spec = llama_like(
+    return llama_like(
         name,
         vocab_size=config.size("vocab_size"),
         d_model=d_model,
         n_layers=config.size("num_hidden_layers", most=MOST_LAYERS),
         n_heads=n_heads,
-        n_kv_heads=config.size("num_key_value_heads", n_heads),
+        n_kv_heads=config.size("num_key_value_heads", default_kv_heads or n_heads),
         d_ff=config.size("intermediate_size"),
         d_head=d_head,
-        eps=config.get("rms_norm_eps", float, 1e-6),
-        rope_base=_rope_base(config),
+        eps=config.get("rms_norm_eps", float, default_eps),
         activation=ACTIVATIONS[config.get("hidden_act", str, "silu")],
         tied_head=config.get("tie_word_embeddings", bool, False),
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=config.get("mlp_bias", bool, False),
         context_length=config.optional_size("max_position_embeddings"),
+        **turned(rotary(config, rotary_dims or d_head, d_head=d_head)),
+        **more,
     )
-    config.refuse_unread(HARMLESS)
-    return spec
 
 
-def _rope_base(config: Config) -> float:
-    """The rotary base, from either spelling; any scaling of the angles is refused by its name."""
-    base = config.get("rope_theta", float, 10_000.0)
-    for key in ("rope_parameters", "rope_scaling"):
-        rope: Mapping = config.optional(key, dict) or {}
-        kind = rope.get("rope_type", rope.get("type", "default"))
-        unknown = [str(k) for k, v in rope.items() if k not in ("rope_type", "type", "rope_theta") and v is not None]
-        if kind != "default" or unknown:
-            raise CutawayError(
-                f"{key!r} in {config.where} asks for rotary scaling {quoted(kind)} "
-                f"({', '.join(unknown[:5]) or 'no settings'}), "
-                "which cannot be computed yet; only plain rotary positions can."
-            )
-        base = Config(rope, f"{key!r} of {config.where}").get("rope_theta", float, base)
-    return base
+def head_width(config: Config, d_model: int, n_heads: int) -> int:
+    """d / H, where a configuration gives no width of its own."""
+    if d_model % n_heads:
+        raise CutawayError(
+            f"hidden_size = {d_model} in {config.where} cannot be split into {n_heads} equal heads; give 'head_dim'."
+        )
+    return d_model // n_heads
+
+
+def turned(spec: RotarySpec) -> dict[str, Any]:
+    """Rotary positions in the words of `llama_like`."""
+    return {"rope_base": spec.base, "rope_dims": spec.dims, "rope_scaling": spec.scaling}
 
 
 def sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     """Our names → the tensors of a Hugging Face checkpoint."""
     prefix = "model." if any(name.startswith("model.") for name in tensors) else ""
-    return _named(spec, 0, f"{prefix}embed_tokens", f"{prefix}norm", "lm_head", f"{prefix}layers.")
+    whole = {"embed.tokens": f"{prefix}embed_tokens", "final.norm": f"{prefix}norm", "head": "lm_head"}
+    return named(spec, whole, PARTS, f"{prefix}layers.")
 
 
 def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
-    """The spec that the metadata of a GGUF file describes (keys without their "llama.")."""
-    vocab_size = tensors["token_embd.weight"].shape[0]
-    config.only("rope.scaling.type", "none", why="rotary scaling cannot be computed yet")
+    """The spec that the metadata of a GGUF file describes (keys without their "llama.").
+
+    Mistral's files are of this architecture too. They do not say how far its window reaches, so that, as in
+    llama.cpp, every layer sees everything.
+    """
     config.only("expert_count", 0, why="mixtures of experts cannot be computed yet")
     config.only("expert_used_count", 0)
-    if "rope_freqs.weight" in tensors:
+    spec = llama_gguf_spec(config, tensors, name)
+    attention = spec.layers[0].attention
+    if attention.rotary is not None and attention.rotary.dims != attention.d_head:
         raise CutawayError(
-            f"{config.where}: the file scales its rotary angles (tensor rope_freqs.weight, as Llama 3.1 does), "
-            "which cannot be computed yet."
+            f"'rope.dimension_count' is {attention.rotary.dims} in {config.where}; only {attention.d_head} can be "
+            "computed: the order of the rows pairs the coordinates of whole heads."
         )
-    d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
-    d_head = config.size("attention.key_length", d_model // n_heads)
-    config.only("attention.value_length", d_head, why="keys and values must be of one width here")
-    config.only("rope.dimension_count", d_head, why="the order of the rows pairs the coordinates of whole heads")
-    spec = llama_like(
-        name,
-        vocab_size=vocab_size,
-        d_model=d_model,
-        n_layers=config.size("block_count", most=MOST_LAYERS),
-        n_heads=n_heads,
-        n_kv_heads=config.size("attention.head_count_kv", n_heads),
-        d_ff=config.size("feed_forward_length"),
-        d_head=d_head,
-        eps=decimal(config.get("attention.layer_norm_rms_epsilon", float)),
-        rope_base=decimal(config.get("rope.freq_base", float, 10_000.0)),
-        tied_head="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        out_bias="blk.0.attn_output.bias" in tensors,
-        mlp_bias="blk.0.ffn_up.bias" in tensors,
-        context_length=config.optional_size("context_length"),
-    )
     config.refuse_unread(GGUF_HARMLESS)
     return spec
 
 
+def llama_gguf_spec(config: Config, tensors: Tensors, name: str, **more: Any) -> ModelSpec:
+    """What the metadata of all Llama-like GGUF files say in the same words; `more` goes to `llama_like` as it is.
+
+    The caller refuses what was not read.
+    """
+    d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
+    d_head = config.size("attention.key_length", d_model // n_heads)
+    config.only("attention.value_length", d_head, why="keys and values must be of one width here")
+    dims = config.size("rope.dimension_count", d_head)
+    stated = {
+        "vocab_size": tensors["token_embd.weight"].shape[0],
+        "d_model": d_model,
+        "n_layers": config.size("block_count", most=MOST_LAYERS),
+        "n_heads": n_heads,
+        "n_kv_heads": config.size("attention.head_count_kv", n_heads),
+        "d_ff": config.size("feed_forward_length"),
+        "d_head": d_head,
+        "eps": decimal(config.get("attention.layer_norm_rms_epsilon", float)),
+        "tied_head": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "out_bias": "blk.0.attn_output.bias" in tensors,
+        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "context_length": config.optional_size("context_length"),
+        **turned(gguf_rotary(config, tensors, dims)),
+    }
+    return llama_like(name, **(stated | more))
+
+
 def gguf_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     """Our names → the tensors of a GGUF file, q and k back in the order of the original."""
-    names = _named(spec, 1, "token_embd", "output_norm", "output", "blk.")
+    names = unpermuted_sources(spec, tensors)
     for i, layer in enumerate(spec.layers):
         attention = layer.attention
         for part, heads in (("attn.q", attention.n_heads), ("attn.k", attention.n_kv_heads)):
@@ -145,6 +189,12 @@ def gguf_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
                 ours = f"layers.{i}.{part}.{role}"
                 names[ours] = Source(names[ours].name, unpermuted(heads, attention.d_head))
     return names
+
+
+def unpermuted_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
+    """Our names → the tensors of a GGUF file that keeps the rows of q and k as they were."""
+    whole = {"embed.tokens": "token_embd", "final.norm": "output_norm", "head": "output"}
+    return named(spec, whole, GGUF_PARTS, "blk.")
 
 
 def unpermuted(heads: int, d_head: int) -> Callable[[Weight], Weight]:
@@ -167,20 +217,18 @@ def rows_from_gguf(heads: int, d_head: int) -> np.ndarray:
     return stored.swapaxes(1, 2).ravel()
 
 
-def _named(spec: ModelSpec, column: int, embed: str, norm: str, head: str, layers: str) -> dict[str, Source]:
-    names = {"embed.tokens": Source(f"{embed}.weight"), "final.norm.gain": Source(f"{norm}.weight")}
-    if not spec.tied_head:
-        names["head.weight"] = Source(f"{head}.weight")
-    for i, layer in enumerate(spec.layers):
-        ours, theirs = f"layers.{i}.", f"{layers}{i}."
-        for part, both in _NORMS.items():
-            names[f"{ours}{part}.gain"] = Source(f"{theirs}{both[column]}.weight")
-        biases = {
-            "attn.o": layer.attention.out_bias,
-            **dict.fromkeys(("attn.q", "attn.k", "attn.v"), layer.attention.qkv_bias),
-        }
-        for part, both in _PARTS.items():
-            names[f"{ours}{part}.weight"] = Source(f"{theirs}{both[column]}.weight")
-            if biases.get(part, layer.feed_forward.bias):
-                names[f"{ours}{part}.bias"] = Source(f"{theirs}{both[column]}.bias")
+def named(spec: ModelSpec, whole: Mapping[str, str], parts: Mapping[str, str], layers: str) -> dict[str, Source]:
+    """Every parameter of the spec whose part is named: in `whole` outside the layers, in `parts` inside them.
+
+    `layers` stands before a layer's number. Gains are stored as "weight", biases as "bias".
+    """
+    names: dict[str, Source] = {}
+    for ours in parameter_shapes(spec):
+        part, _, role = ours.rpartition(".") if ours != "embed.tokens" else (ours, "", "weight")
+        theirs, before = whole.get(part), ""
+        if part.startswith("layers."):
+            _, number, part = part.split(".", 2)
+            theirs, before = parts.get(part), f"{layers}{number}."
+        if theirs is not None:
+            names[ours] = Source(f"{before}{theirs}.{'bias' if role == 'bias' else 'weight'}")
     return names
