@@ -191,6 +191,20 @@ def gguf_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     return names
 
 
+def unpermuted(heads: int, d_head: int) -> Callable[[Weight], Weight]:
+    """The rows of q or k of that many heads back in their order, which is worked out only where they are that many.
+
+    Until then `heads` is but a claim of the file: a billion would fill the memory with an order of nothing.
+    """
+
+    def change(weight: Weight) -> Weight:
+        if weight.shape[0] != heads * d_head:
+            raise CutawayError(f"it has {weight.shape[0]} rows, but {heads} heads of {d_head} make {heads * d_head}.")
+        return weight.reorder(rows_from_gguf(heads, d_head))
+
+    return change
+
+
 def unpermuted_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     """Our names → the tensors of a GGUF file that keeps the rows of q and k as they were."""
     whole = {"embed.tokens": "token_embd", "final.norm": "output_norm", "head": "output"}
