@@ -211,20 +211,6 @@ def unpermuted_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     return named(spec, whole, GGUF_PARTS, "blk.")
 
 
-def unpermuted(heads: int, d_head: int) -> Callable[[Weight], Weight]:
-    """The rows of q or k of that many heads back in their order, which is worked out only where they are that many.
-
-    Until then `heads` is but a claim of the file: a billion would fill the memory with an order of nothing.
-    """
-
-    def change(weight: Weight) -> Weight:
-        if weight.shape[0] != heads * d_head:
-            raise CutawayError(f"it has {weight.shape[0]} rows, but {heads} heads of {d_head} make {heads * d_head}.")
-        return weight.reorder(rows_from_gguf(heads, d_head))
-
-    return change
-
-
 def rows_from_gguf(heads: int, d_head: int) -> np.ndarray:
     """Where the file holds each row of q or k: GGUF stores coordinate s · d_head/2 + j of a head at 2j + s."""
     stored = np.arange(heads * d_head).reshape(heads, d_head // 2, 2)
