@@ -1,0 +1,139 @@
+"""`cutaway generate`, as a person types it."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+import cutaway as package
+
+TOY = "<BOS> dragon drinks"
+
+
+def test_piped_output_is_the_continuation_alone_and_the_rest_is_told_on_stderr(cutaway):
+    ended = cutaway("generate", "--model", "toy", TOY, "--max-tokens", "5", "--seed", "1")
+    assert ended.code == 0
+    expected = package.load("toy").generate(TOY, max_tokens=5, seed=1)
+    assert ended.out == expected.text
+    assert re.fullmatch(
+        r"5 tokens, as many as --max-tokens asked for; 3 prompt tokens in [\d.]+ s, [\d.,]+ tokens/s \(\w+ engine\)\n",
+        ended.err,
+    )
+
+
+def test_a_terminal_shows_the_prompt_first():
+    shown = _in_a_terminal("generate", "--model", "toy", TOY, "--max-tokens", "2", "--temperature", "0")
+    assert re.sub(r"\x1b\[[\d;]*m", "", shown).startswith(f"{TOY} potion")
+
+
+def test_control_characters_of_a_model_do_not_reach_a_terminal():
+    from cutaway.cli.generate import _harmless
+
+    assert _harmless("a\x1b[31mb\tc\n\x9bd\x7f") == "a\\x1b[31mb\tc\n\\x9bd\\x7f"
+
+
+def test_json_is_one_document_that_holds_the_whole_response(here):
+    ended = here("generate", "--model", "toy", TOY, "--max-tokens", "4", "--seed", "7", "--top-k", "3", "--json")
+    told = json.loads(ended.out)
+    expected = package.load("toy").generate(TOY, max_tokens=4, seed=7, top_k=3)
+    assert ended.err == ""
+    assert told["text"] == expected.text
+    assert [token["id"] for token in told["tokens"]] == expected.tokens
+    assert [token["logprob"] for token in told["tokens"]] == pytest.approx(expected.logprobs)
+    assert told["prompt_ids"] == [0, 5, 6]
+    assert told["finish"] == "length"
+
+
+def test_a_stop_text_ends_it_and_is_left_out(here):
+    free = here("generate", "--model", "toy", TOY, "--temperature", "0", "--max-tokens", "6").out
+    word = free.split()[-1]
+    ended = here("generate", "--model", "toy", TOY, "--temperature", "0", "--max-tokens", "6", "--stop", word)
+    assert word not in ended.out
+    assert free.startswith(ended.out)
+    assert "ended at a --stop text" in ended.err
+
+
+def test_learned_positions_end_it(here):
+    ended = here("generate", "--model", "toy", "--ids", "0 5 6 4 " * 31, "--max-tokens", "100", "--seed", "0")
+    assert ended.code == 0
+    assert "ended where the model's learned positions end" in ended.err
+
+
+def test_the_default_model_knows_a_capital(cutaway):
+    ended = cutaway("generate", "The capital of France is", "--temperature", "0", "--max-tokens", "1")
+    assert ended.out == " Paris"
+
+
+def test_chat_wraps_the_prompt_as_one_message_and_the_model_ends_its_turn(here):
+    ended = here(
+        "generate",
+        "--chat",
+        "Say hello.",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "60",
+        "--json",
+        "--model",
+        "smollm2-135m",
+    )
+    told = json.loads(ended.out)
+    assert told["prompt"].endswith("<|im_start|>user\nSay hello.<|im_end|>\n<|im_start|>assistant\n")
+    assert told["prompt_ids"] == package.load("smollm2-135m").tokenizer.encode(told["prompt"])
+    assert told["prompt_ids"].count(1) == told["prompt"].count("<|im_start|>")  # no second BOS
+    assert told["finish"] == "stop token"
+    assert "<|" not in told["text"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([TOY, "--temperature", "-1"], "The temperature is -1.0"),
+        ([TOY, "--temperature", "nan"], "The temperature is nan"),
+        ([TOY, "--top-p", "0"], "top_p is 0.0"),
+        ([TOY, "--top-p", "1.5"], "top_p is 1.5"),
+        ([TOY, "--top-k", "0"], "top_k is 0"),
+        ([TOY, "--min-p", "2"], "min_p is 2.0"),
+        ([TOY, "--max-tokens", "0"], "max_tokens is 0"),
+        ([TOY, "--seed", "-1"], "The seed is -1"),
+        ([TOY, "--stop", ""], "A stop string is ''"),
+        ([""], "The prompt is empty"),
+        (["", "--chat"], "The prompt is empty"),
+        (["dragon eats"], "'eats'"),
+        (["--ids", "1 " * 129], "has 129 tokens"),
+        (["--ids", "1", "--chat"], "--chat wraps a text"),
+        ([TOY, "--chat"], "without a chat template"),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bad_input_is_refused_with_a_sentence_and_code_2(here, arguments, sentence, as_json):
+    ended = here("generate", "--model", "toy", *arguments, *(["--json"] if as_json else []))
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("cutaway: ")
+    assert ended.err.count("\n") == 1
+    assert sentence in ended.err
+
+
+def _in_a_terminal(*arguments: str) -> str:
+    """What a command shows where standard output is a terminal."""
+    own, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cutaway", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"TERM": "xterm-256color"},
+    ):
+        os.close(theirs)
+        shown = b""
+        try:
+            while chunk := os.read(own, 4096):
+                shown += chunk
+        except OSError:  # how Linux says that the other end has closed
+            pass
+        os.close(own)
+    return shown.decode("utf-8").replace("\r\n", "\n")

@@ -1,0 +1,108 @@
+"""The command line as a whole: help, versions, exit codes, and what nobody should ever see."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import cutaway as package
+from cutaway.cli import COMMANDS, main
+
+
+def test_help_lists_every_command_with_its_purpose(here):
+    ended = here("--help")
+    assert ended.code == 0
+    for name, (purpose, _) in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(purpose)}$", ended.out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_a_purpose_and_an_example(here, name):
+    ended = here(name, "--help")
+    purpose, example = COMMANDS[name]
+    assert ended.code == 0
+    assert purpose in ended.out
+    assert example in ended.out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_example_of_a_command_works_when_it_is_pasted(cutaway, name):
+    program, *arguments = shlex.split(COMMANDS[name][1])
+    ended = cutaway(*arguments)
+    assert program == "cutaway"
+    assert ended.code == 0, ended.err
+    assert ended.out
+
+
+def test_the_version_is_that_of_the_package(cutaway):
+    assert cutaway("--version").out == f"cutaway {package.__version__}\n"
+
+
+def test_help_loads_nothing_heavy():
+    asked = "import sys; from cutaway.cli import main; code = main(['trace', '--help']); print(code, *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True).stdout
+    loaded = out.splitlines()[-1].split()
+    assert loaded[0] == "0"
+    assert not {"numpy", "numba", "rich", "tokenizers", "cutaway.model"} & set(loaded)
+
+
+def test_no_command_prints_the_help_and_is_an_error(here):
+    ended = here()
+    assert ended.code == 2
+    assert "commands:" in ended.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["trase", "x"], ["trace", "--layers", "3"], ["trace", "--layer", "three"], ["verify"], ["trace", "--lay", "1"]],
+)
+def test_what_cannot_be_read_is_refused_with_code_2_and_without_a_traceback(here, arguments):
+    ended = here(*arguments)
+    assert ended.code == 2
+    assert ended.out == ""
+    assert "usage:" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_a_reader_that_leaves_early_is_no_fault():
+    shell = f"{shlex.quote(sys.executable)} -m cutaway trace --model toy '<BOS> dragon drinks' | head -n 1"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True)
+    assert done.stdout.startswith("model toy")
+    assert done.stderr == ""
+
+
+def test_output_that_cannot_be_written_is_told_in_a_sentence():
+    if not os.path.exists("/dev/full"):
+        return  # this system has no full disk to offer
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "cutaway", "models"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("cutaway: the output could not be written")
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interruption_is_quiet():
+    child = subprocess.Popen(
+        [sys.executable, "-m", "cutaway", "trace", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(0.5)  # it waits for its prompt
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out, err) == (130, "", "")
+
+
+def test_main_takes_the_processes_own_arguments_where_none_are_given(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cutaway", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("cutaway ")
