@@ -5,11 +5,39 @@ These are the only files that know a model's name.
 
 from types import ModuleType
 
-from cutaway.checkpoints.families import gpt2, llama
+from cutaway.checkpoints.families import (
+    bert,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    mixtral,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from cutaway.checkpoints.stored import quoted
 from cutaway.errors import CutawayError
 
-FAMILIES: tuple[ModuleType, ...] = (gpt2, llama)
+FAMILIES: tuple[ModuleType, ...] = (
+    bert,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    mixtral,
+    phi,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 
 
 def family_of(architecture: str, where: str, key: str) -> ModuleType:

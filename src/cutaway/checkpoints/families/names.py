@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 import numpy as np
 
@@ -61,6 +62,16 @@ def collect(
     return weights
 
 
+def linear(ours: str, theirs: str, *, bias: bool) -> dict[str, Source]:
+    """A projection as both sides name it: its weight and, where it has one, its bias."""
+    return {f"{ours}.{role}": Source(f"{theirs}.{role}") for role in (("weight", "bias") if bias else ("weight",))}
+
+
+def layer_norm(ours: str, theirs: str) -> dict[str, Source]:
+    """A LayerNorm's scale and shift, which checkpoints call weight and bias."""
+    return {f"{ours}.gain": Source(f"{theirs}.weight"), f"{ours}.bias": Source(f"{theirs}.bias")}
+
+
 def transposed(weight: Weight) -> Weight:
     """A matrix that was stored one row per input: turned once, at loading, into one row per output."""
     return _turned(weight, 0, weight.shape[-1])
@@ -81,6 +92,31 @@ def _turned(weight: Weight, start: int, stop: int) -> Weight:
     bits = weight.rows.view(stored[weight.kind]).reshape(weight.shape)
     turned = np.ascontiguousarray(bits[:, start:stop].T)
     return Weight(weight.kind, turned.shape, turned.view(np.uint8))
+
+
+def transposed_columns(weight: Weight, start: int, stop: int) -> Weight:
+    """Columns `start:stop` of a matrix that was stored one row per input, turned into one row per output."""
+    return _turned(weight, start, stop)
+
+
+def heads_turned(stack: Weight) -> Weight:
+    """One matrix per head stored one row per input, `[H, d_in, d_out]`, as `[H · d_out, d_in]`: a copy.
+
+    Quantised blocks run along the rows that go, so their numbers are kept in single precision, which holds them all.
+    """
+    if len(stack.shape) != 3:
+        raise CutawayError(f"A stack of matrices was expected where the checkpoint has shape {list(stack.shape)}.")
+    heads, d_in, d_out = stack.shape
+    if stack.kind in ("F16", "BF16"):  # numbers as their bits
+        turned = stack.rows.view(np.uint16).reshape(stack.shape).swapaxes(1, 2).reshape(heads * d_out, d_in)
+        return Weight(stack.kind, turned.shape, np.ascontiguousarray(turned).view(np.uint8))
+    numbers = stack.dequantise(np.float64 if stack.kind == "F64" else np.float32)
+    return Weight.of(numbers.swapaxes(1, 2).reshape(heads * d_out, d_in))
+
+
+def as_matrix(stack: Weight) -> Weight:
+    """Matrices `[H, d_out, d_in]` one under another as a single one, on the same bytes."""
+    return replace(stack, shape=(prod(stack.shape[:-1]), stack.shape[-1]))
 
 
 def third(index: int) -> Callable[[Weight], Weight]:
