@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import cutaway.places
 from cutaway.checkpoints import cache
+from cutaway.places import cache_folder, cache_note, preferred_folder
 
 
 @pytest.fixture(autouse=True)
@@ -19,25 +21,25 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
-    cache._folder_of_this_run.cache_clear()
+    cutaway.places._folder_of_this_run.cache_clear()
 
 
 def test_cutaway_cache_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "mine"))
-    assert cache.cache_folder() == tmp_path / "mine"
+    assert cache_folder() == tmp_path / "mine"
     assert (tmp_path / "mine").is_dir()
     assert not (tmp_path / "xdg").exists()
-    assert cache.cache_note() is None
+    assert cache_note() is None
 
 
 def test_xdg_cache_home_comes_next_and_a_relative_one_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache.cache_folder() == tmp_path / "xdg" / "cutaway"
+    assert cache_folder() == tmp_path / "xdg" / "cutaway"
     monkeypatch.setenv("XDG_CACHE_HOME", "somewhere")
-    assert cache.cache_folder().is_relative_to(tmp_path / "home")
+    assert cache_folder().is_relative_to(tmp_path / "home")
 
 
 @pytest.mark.parametrize(
@@ -48,12 +50,12 @@ def test_else_it_is_the_platforms_own_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, platform: str, place: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    assert cache._preferred() == tmp_path / "home" / place
+    assert preferred_folder() == tmp_path / "home" / place
 
 
 def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTAWAY_CACHE", "~/models")
-    assert cache.cache_folder() == tmp_path / "home" / "models"
+    assert cache_folder() == tmp_path / "home" / "models"
 
 
 def test_looking_for_models_creates_nothing(tmp_path: Path) -> None:
@@ -64,10 +66,10 @@ def test_looking_for_models_creates_nothing(tmp_path: Path) -> None:
 def test_an_unwritable_cache_is_replaced_and_the_note_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "file" / "cache"))
-    folder = cache.cache_folder()
+    folder = cache_folder()
     assert folder.parent == tmp_path / "scratch"
     assert folder.stat().st_mode & 0o077 == 0
-    note = cache.cache_note()
+    note = cache_note()
     assert note is not None
     assert str(tmp_path / "file" / "cache") in note and "not a directory" in note and str(folder) in note
     # What a read-only cache already holds is still looked for, and found first.
@@ -82,13 +84,13 @@ def test_a_folder_that_others_may_write_is_never_taken_for_ours(
     planted = tmp_path / "scratch" / f"cutaway-{os.getuid()}"
     planted.mkdir()
     planted.chmod(0o777)
-    assert cache.cache_folder() not in (planted, tmp_path / "file")
+    assert cache_folder() not in (planted, tmp_path / "file")
     assert planted / "models" not in cache.model_folders()
     planted.rmdir()
     (tmp_path / "elsewhere").mkdir()
     planted.symlink_to(tmp_path / "elsewhere")
-    assert cache.cache_folder() != planted
-    assert cache.cache_folder() == cache.cache_folder(), "one folder for the whole run"
+    assert cache_folder() != planted
+    assert cache_folder() == cache_folder(), "one folder for the whole run"
 
 
 def test_the_lock_lets_one_in_at_a_time(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import zipfile
@@ -227,7 +228,7 @@ def test_a_cache_that_cannot_be_written_is_replaced(
     (tmp_path / "file").write_text("not a folder")
     (tmp_path / "scratch").mkdir()
     monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path / "file" / "cache"))
-    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path / "scratch"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
     path = fetch.fetch("tiny")
     assert path.is_relative_to(tmp_path / "scratch") and path.read_bytes() == CONTENT
     assert fetch.fetch("tiny") == path

@@ -1,38 +1,18 @@
-"""The folder where Cutaway keeps what it fetched: finding it, taking turns in it, trusting what lies in it."""
+"""What was fetched and kept: where it may lie, taking turns in its folder, trusting what lies there."""
 
-import getpass
 import hashlib
 import json
 import os
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
 from pathlib import Path
 
-from cutaway.errors import CutawayError
+from cutaway.places import is_own, preferred_folder, spare_path
 from cutaway.progress import progress
 
 CHUNK_BYTES = 1 << 20
-
-
-def cache_folder() -> Path:
-    """A folder of the user's that can be written; it exists when this returns.
-
-    `$CUTAWAY_CACHE`, else `$XDG_CACHE_HOME/cutaway`, else the platform's own place for caches. Where that
-    cannot be written, a private folder among the temporary files takes its place and `cache_note` says so.
-
-    Raises CutawayError where no folder at all can be written.
-    """
-    return _choose()[0]
-
-
-def cache_note() -> str | None:
-    """Why the cache is not where the user would look for it; None where it is."""
-    return _choose()[1]
 
 
 def model_folders() -> list[Path]:
@@ -41,9 +21,9 @@ def model_folders() -> list[Path]:
     The preferred folder is among them even where it is read-only: an image or a shared disk may bring its
     models along.
     """
-    wanted, spare = _preferred(), _spare_path()
+    wanted, spare = preferred_folder(), spare_path()
     places = [] if wanted is None else [wanted]
-    if spare is not None and _is_own(spare):
+    if spare is not None and is_own(spare):
         places.append(spare)
     return [place / "models" for place in places]
 
@@ -56,96 +36,6 @@ def is_offline() -> bool:
 def is_set(variable: str) -> bool:
     """Whether an environment variable holds a yes (1, true, yes, on)."""
     return os.environ.get(variable, "").strip().lower() in {"1", "true", "yes", "on"}
-
-
-def _choose() -> tuple[Path, str | None]:
-    wanted = _preferred()
-    reason = "there is no home folder" if wanted is None else _why_unwritable(wanted)
-    if wanted is not None and reason is None:
-        return wanted, None
-    spare = _spare_folder()
-    place = "The cache folder" if wanted is None else f"The cache folder {wanted}"
-    note = f"{place} cannot be written ({reason}), so {spare} is used; CUTAWAY_CACHE can name a better one."
-    return spare, note
-
-
-def _preferred() -> Path | None:
-    """The folder by name alone; None where there is no home folder to put it in."""
-    try:
-        if own := os.environ.get("CUTAWAY_CACHE"):
-            return Path(own).expanduser().absolute()
-        # The XDG rules say that a relative path there is to be ignored.
-        if (shared := os.environ.get("XDG_CACHE_HOME")) and os.path.isabs(shared):
-            return Path(shared) / "cutaway"
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "cutaway"
-        if sys.platform == "win32":
-            local = os.environ.get("LOCALAPPDATA")
-            return (Path(local) if local else Path.home() / "AppData" / "Local") / "cutaway"
-        return Path.home() / ".cache" / "cutaway"
-    except RuntimeError:
-        return None
-
-
-def _why_unwritable(folder: Path) -> str | None:
-    """None where files can be made in `folder` (created if need be), else the system's reason."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Asked by doing: permission bits say little for root, on Windows and on network disks.
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except (OSError, ValueError) as error:
-        return _reason(error)
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error)).lower()
-
-
-def _spare_path() -> Path | None:
-    try:
-        user = str(os.getuid()) if hasattr(os, "getuid") else getpass.getuser()
-        return Path(tempfile.gettempdir()) / f"cutaway-{user}"
-    except (OSError, KeyError, ImportError):
-        return None
-
-
-def _spare_folder() -> Path:
-    spare = _spare_path()
-    if spare is not None:
-        with suppress(OSError):
-            spare.mkdir(mode=0o700, exist_ok=True)
-        if _is_own(spare) and _why_unwritable(spare) is None:
-            return spare
-    return _folder_of_this_run()
-
-
-@lru_cache(maxsize=1)
-def _folder_of_this_run() -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="cutaway-"))
-    except OSError as error:
-        raise CutawayError(
-            f"No folder can be written, neither a cache nor a temporary one ({_reason(error)}); "
-            "set CUTAWAY_CACHE to a folder that can."
-        ) from error
-
-
-def _is_own(folder: Path) -> bool:
-    """Whether `folder` is a real folder that nobody else may write.
-
-    Temporary folders have predictable names in a place open to all: one that another user made there first
-    must not be taken for ours.
-    """
-    try:
-        status = folder.lstat()
-    except OSError:
-        return False
-    if not stat.S_ISDIR(status.st_mode):
-        return False
-    if not hasattr(os, "getuid"):
-        return True
-    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 @contextmanager

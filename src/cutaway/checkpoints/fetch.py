@@ -24,6 +24,7 @@ from pathlib import Path
 
 from cutaway.checkpoints import cache, hub
 from cutaway.errors import CutawayError
+from cutaway.places import cache_folder
 from cutaway.progress import progress
 
 SHIPPED = {"toy": Path(__file__).parent.parent / "data" / "toy.npz"}
@@ -98,7 +99,7 @@ def fetch(name: str, force: bool = False) -> Path:
     model = PUBLISHED[name]
     if not force and (here := find(model)):
         return here
-    folder = cache.cache_folder() / "models"
+    folder = cache_folder() / "models"
     try:
         folder.mkdir(exist_ok=True)
         with cache.one_at_a_time(folder) as alone:
@@ -177,7 +178,7 @@ def _installed(model: PublishedModel) -> Path | None:
     file = _installed_file(model)
     if file is None or file.stat().st_size != model.size_bytes:
         return None
-    folder = cache.cache_folder() / "models"
+    folder = cache_folder() / "models"
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
     # The stamp of a file that is not ours lies with us, one for each place such a file was found in.
