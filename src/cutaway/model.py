@@ -178,7 +178,8 @@ class Model:
         cache = KVCache(self.spec, self.engine)
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
-            prompt = Prompt(tuple(pending), self._pieces(pending), "")
+            due = cache.due(pending).tolist()
+            prompt = Prompt(tuple(due), self._pieces(due), "")
             if plan is not None:
                 trace = self._traced(prompt, plan, cache, None)
                 return trace.last_logits, trace

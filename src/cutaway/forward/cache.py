@@ -1,7 +1,12 @@
 """The keys and values that a pass leaves behind, so that the next token need not work them out again (chapter 15.3)."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from cutaway.engines.protocol import Array, Engine
 from cutaway.errors import CutawayError
+from cutaway.forward.positions import settled
 from cutaway.spec import AttentionSpec, ModelSpec
 
 GROWTH = 256  # tokens that a cache is enlarged by
@@ -10,8 +15,8 @@ GROWTH = 256  # tokens that a cache is enlarged by
 class KVCache:
     """One sequence's keys and values: for every layer `[H_kv, capacity, d_head]`, of which `length` tokens are valid.
 
-    Keys are kept as they enter the dot product, that is, after rotation. A pass that fails half-way
-    leaves `length` as it was, and what it wrote beyond is written over by the next.
+    Keys are kept as they enter the dot product, that is, after rotation; `ids` are those tokens. A pass that fails
+    half-way leaves them as they were, and what it wrote beyond is written over by the next.
     """
 
     def __init__(self, spec: ModelSpec, engine: Engine) -> None:
@@ -22,8 +27,38 @@ class KVCache:
             )
         self._engine = engine
         self._shapes = [_shapes(layer.attention) for layer in spec.layers]
+        self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
         self._stored: list[tuple[Array, Array] | None] = [None] * spec.n_layers
-        self.length = 0
+        self.ids: list[int] = []
+
+    @property
+    def length(self) -> int:
+        """How many tokens are valid."""
+        return len(self.ids)
+
+    def due(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """What has to run for `ids` to follow: they alone, or the whole sequence where nothing stored is of use.
+
+        That is so where a rotary scaling looks at the length of the sequence and the new tokens change what it sees:
+        then every earlier row is another, and what is stored is dropped.
+        """
+        if self.settled(self.length + len(ids)):
+            return np.asarray(ids)
+        whole = np.concatenate([self.ids, ids])
+        self.ids = []
+        return whole
+
+    def refuse_unsettled(self, tokens: int) -> None:
+        """Raise CutawayError where `tokens` more would make what is stored wrong (see `due`)."""
+        if not self.settled(self.length + tokens):
+            raise CutawayError(
+                f"The rotary angles of a sequence of {self.length + tokens} tokens are others than those of the "
+                f"{self.length} in the cache; run what `due` gives."
+            )
+
+    def settled(self, length: int) -> bool:
+        """Whether what is stored holds in a sequence of `length` tokens too."""
+        return self.length == 0 or all(settled(rotary, self.length, length) for rotary in self._rotaries)
 
     def append(self, layer: int, position: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store `[H_kv, T, width]` of each at `position` and return all keys and values up to there."""
@@ -35,9 +70,9 @@ class KVCache:
         all_values[:, position:end] = values
         return all_keys[:, :end], all_values[:, :end]
 
-    def advance(self, tokens: int) -> None:
-        """Count `tokens` more as valid: all layers have stored them."""
-        self.length += tokens
+    def advance(self, ids: Sequence[int] | np.ndarray) -> None:
+        """Count these tokens as valid: all layers have stored them."""
+        self.ids.extend(map(int, ids))
 
     @property
     def nbytes(self) -> int:

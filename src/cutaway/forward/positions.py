@@ -65,6 +65,15 @@ def frequencies(spec: RotarySpec, length: int) -> tuple[np.ndarray, float]:
             return plain / np.array(long if length > original else short), magnitude
 
 
+def settled(spec: RotarySpec, earlier: int, later: int) -> bool:
+    """Whether all pairs turn alike in a sequence of `earlier` tokens and in one of `later`: not where a scaling looks.
+
+    Where it does not hold, a longer sequence changes every row, the first one's too.
+    """
+    one, other = frequencies(spec, earlier), frequencies(spec, later)
+    return one[1] == other[1] and np.array_equal(one[0], other[0])
+
+
 def _plain(base: float, dims: int) -> np.ndarray:
     return base ** (-np.arange(0, dims, 2) / dims)
 

@@ -64,12 +64,14 @@ def _transformer(
     types: np.ndarray | None,
 ) -> Pass:
     layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])
+    for cache, ids in zip(caches or (), sequences, strict=False):
+        cache.refuse_unsettled(len(ids))
     run = Run.of(engine, spec, layout, caches)
     x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
     for i, layer in enumerate(spec.layers):
         x = block(run, layer, parameters.layers[i], x, i, tap.at(i))
-    for cache, segment in zip(caches or (), layout.segments, strict=False):
-        cache.advance(segment.length)
+    for cache, ids in zip(caches or (), sequences, strict=False):
+        cache.advance(ids)
     x = final_norm(engine, spec, parameters, x, tap)
     if spec.pooler:
         tap("pooler.out", pooled(engine, parameters, x, layout))
