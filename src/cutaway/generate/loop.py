@@ -53,12 +53,18 @@ class Generation:
 
 @dataclass(frozen=True)
 class Limits:
-    """When to end: after `max_tokens`, before the context has more than `context` tokens, at `stop_ids` or `stops`."""
+    """When to end: after `max_tokens`, at `stop_ids` or `stops`, where a pass would need more than `context` positions.
+
+    Raises CutawayError for a stop string that is none.
+    """
 
     max_tokens: int
     context: int | None
     stop_ids: frozenset[int]
     stops: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        StopStrings(self.stops)
 
 
 def loop(
@@ -70,7 +76,8 @@ def loop(
     tokenizer: Tokenizer | None,
 ) -> Iterator[Step]:
     """Yield one step per token. `advance(ids)` runs the ids that the cache does not hold yet → logits `[V]`."""
-    text = tokenizer.stream(after=ids, skip_special=True) if tokenizer is not None else None
+    spelled = tokenizer.vocab_size if tokenizer is not None else 0  # an embedding may have more rows than that
+    text = tokenizer.stream(after=[i for i in ids if i < spelled], skip_special=True) if tokenizer is not None else None
     stops = StopStrings(limits.stops)
     pending = list(ids)
     length = len(pending)
@@ -83,12 +90,12 @@ def loop(
         if token in limits.stop_ids:
             finish = "stop token"
         else:
-            shown = stops.push(text.push(token) if text is not None else "")
+            shown = stops.push(text.push(token) if text is not None and token < spelled else "")
             if stops.found is not None:
                 finish = "stop string"
             elif index + 1 == limits.max_tokens:
                 finish = "length"
-            elif limits.context is not None and length >= limits.context:
+            elif limits.context is not None and length > limits.context:
                 finish = "context"
         if finish is not None and finish != "stop string":
             shown += stops.push(text.flush() if text is not None else "") + stops.flush()

@@ -30,6 +30,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not isfinite(self.temperature) or self.temperature < 0:
             raise CutawayError(f"The temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        if self.top_k is not None and not isinstance(self.top_k, int | np.integer):
+            raise CutawayError(f"top_k is {self.top_k!r}; it must be a whole number, or left out to keep every token.")
         if self.top_k is not None and self.top_k < 1:
             raise CutawayError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token.")
         if self.top_p is not None and not 0 < self.top_p <= 1:
@@ -57,7 +59,8 @@ def distribution(logits: np.ndarray, sampling: Sampling) -> list[Stage]:
         greedy = np.zeros(len(logits))
         greedy[int(np.argmax(logits))] = 1.0
         return [Stage("greedy", greedy, 1)]
-    p = softmax(logits / sampling.temperature)
+    with np.errstate(over="ignore"):
+        p = softmax((logits - logits.max()) / sampling.temperature)  # shifted first: ℓ / T alone may overflow
     stages = [Stage("temperature", p, len(p))]
     filters: tuple[tuple[str, float | None, Callable[[np.ndarray, float], np.ndarray]], ...] = (
         ("top_k", sampling.top_k, _top_k),

@@ -9,7 +9,8 @@ class StopStrings:
     """Holds text back while it could still turn out to be the beginning of a stop string.
 
     `push` returns what is safe to show; once a stop string is complete `found` is set and the text ends
-    before it. A stop string may span any number of tokens, and be one letter long.
+    before it. A stop string may span any number of tokens, and be one letter long. Of several the one that is
+    complete first counts (the longer of two that end together), however the text was cut into tokens.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -29,7 +30,7 @@ class StopStrings:
         self._held += text
         hits = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:
-            at, self.found = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+            at, self.found = min(hits, key=lambda hit: (hit[0] + len(hit[1]), hit[0]))
             shown, self._held = self._held[:at], ""
             return shown
         keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)

@@ -175,7 +175,6 @@ def _rows(positions: Sequence[int], length: int) -> np.ndarray:
     for position in positions:
         whole = isinstance(position, int | np.integer) and not isinstance(position, bool)
         if not whole or not -length <= position < length:
-            raise CutawayError(
-                f"Position {int(position) if whole else position!r} was asked for; the prompt has positions 0 to {length - 1}."
-            )
+            shown = int(position) if whole else repr(position)
+            raise CutawayError(f"Position {shown} was asked for; the prompt has positions 0 to {length - 1}.")
     return np.array([position % length for position in positions], dtype=np.intp)
