@@ -42,6 +42,10 @@ def stored(kind: str, d_out: int, d_in: int, seed: int = 0) -> Weight:
         return Weight(kind, (d_out, d_in), np.ascontiguousarray(rows).view(np.uint8))
     block = BLOCKS[kind]
     rows = np.random.default_rng(seed).integers(0, 256, (d_out, d_in // block.weights, block.bytes), dtype=np.uint8)
+    if kind == "F8_E4M3_128":
+        rows[rows & 0x7F == 0x7F] = 0  # not a number
+        rows[:, :, :4] = np.frombuffer(np.float32(0.01).tobytes(), np.uint8)
+        return Weight(kind, (d_out, d_in), rows.reshape(d_out, -1))
     scales = {"Q2_K": (81, 83), "Q3_K": (109,), "Q4_K": (1, 3), "Q5_K": (1, 3), "Q6_K": (209,)}[kind]
     rows[:, :, list(scales)] = 0x20  # upper bytes of half-precision scales: about 0.008
     return Weight(kind, (d_out, d_in), rows.reshape(d_out, -1))

@@ -17,6 +17,7 @@ import platform
 import sys
 import threading
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 from llvmlite import ir
@@ -31,6 +32,9 @@ _NEXT, _DONE, _FUNCTION, _ARGUMENTS, _YIELD, _WORDS = 0, 8, 16, 17, 18, 32
 # The word _NEXT: the kernel's serial number · 2^32 + its parts · 2^16 + parts already claimed.
 _WATCHES = 2000  # looks at the counter before a helper goes to sleep: about 60 µs
 _PATIENCE = 4000  # looks at _DONE before the caller offers its processor to others
+_LATE = 0.0003  # seconds of waiting, beyond half the caller's own work, that tell of a helper put aside
+_PENALTIES = (16, 1024)  # kernels that then run without helpers, at least and at most
+_FORGIVEN_AFTER = 256
 
 
 def _word(builder: Any, shared: Any, index: int) -> Any:
@@ -110,15 +114,18 @@ def _help(shared: int, watches: int, unused: int) -> None:
             _pause()
 
 
-def _lead(shared: int, patience: int, word: int) -> None:
-    """The caller's turn: run what parts it can claim, then wait for those that helpers have begun."""
-    parts = (word >> 16) & 0xFFFF
+def _lead(shared: int, unused: int, word: int) -> None:
+    """The caller's turn: offer the parts, and run those that it can claim itself."""
     _publish(shared, word)
     claimed = _claim(shared)
     while claimed != -1:
         if claimed >= 0:
             _run(shared, claimed)
         claimed = _claim(shared)
+
+
+def _wait(shared: int, patience: int, parts: int) -> None:
+    """Wait for the parts that helpers have begun; after a while, offer them this processor."""
     looks = 0
     while _done(shared) < parts:
         looks += 1
@@ -132,9 +139,10 @@ NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
 @cache
-def _turns() -> tuple[Any, Any]:
-    """The two loops, compiled."""
-    return NATIVE(compile_native(_help)), NATIVE(compile_native(_lead))
+def _turns() -> tuple[Any, Any, Any]:
+    """The three loops, compiled."""
+    help_, lead, wait = (NATIVE(compile_native(loop)) for loop in (_help, _lead, _wait))
+    return help_, lead, wait
 
 
 class Pool:
@@ -146,7 +154,10 @@ class Pool:
         self._skip = -first % 64 // 8  # words up to the start of a cache line
         self._address = first + 8 * self._skip
         self._serial = 0
-        self._help, self._lead = _turns()
+        self._help, self._lead, self._wait = _turns()
+        self._alone = 0  # kernels still to be run without helpers
+        self._penalty = _PENALTIES[0]
+        self._in_time = 0  # kernels in a row for which no helper was late
         windows = sys.platform == "win32"
         system = ctypes.CDLL("kernel32" if windows else None)
         give_way = system.SwitchToThread if windows else system.sched_yield
@@ -156,14 +167,34 @@ class Pool:
             threading.Thread(target=self._serve, name="cutaway kernels", daemon=True).start()
 
     def run(self, function: int, arguments: int, parts: int) -> None:
-        """Run the parts (at most 65,535) of the kernel at an address. One call at a time."""
+        """Run the parts (at most 65,535) of the kernel at an address. One call at a time.
+
+        A helper that was put aside by the system in the middle of a part costs a wait of milliseconds. On a
+        busy machine that would happen all the time, so after each such wait the next kernels run without
+        helpers: 16, then 32, up to 1,024 while it goes on happening, fewer again once it stops.
+        """
+        if self._alone:
+            self._alone -= 1
+            NATIVE(function)(arguments, 0, 1)
+            return
         self._shared[self._skip + _FUNCTION] = function
         self._shared[self._skip + _ARGUMENTS] = arguments
         self._shared[self._skip + _DONE] = 0
         self._serial = (self._serial + 1) % (1 << 31)
         for _ in range(min(len(self._asleep), parts - 1)):
             self._asleep.pop().release()
-        self._lead(self._address, _PATIENCE, self._serial << 32 | parts << 16)
+        start = perf_counter()
+        self._lead(self._address, 0, self._serial << 32 | parts << 16)
+        if self._shared[self._skip + _DONE] < parts:
+            own_end = perf_counter()
+            self._wait(self._address, _PATIENCE, parts)
+            if perf_counter() - own_end > _LATE + (own_end - start) / 2:
+                self._alone, self._in_time = self._penalty, 0
+                self._penalty = min(2 * self._penalty, _PENALTIES[1])
+                return
+        self._in_time += 1
+        if self._in_time == _FORGIVEN_AFTER:
+            self._in_time, self._penalty = 0, max(self._penalty // 2, _PENALTIES[0])
 
     def _serve(self) -> None:
         """A helper's life."""
