@@ -214,7 +214,7 @@ class Model:
         caches = None if cache is None else [cache]
         ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder, types=types)
         last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], prompt.ids)
-        piece = self._tokenizer.piece if self._tokenizer is not None else None
+        piece = self._piece if self._tokenizer is not None else None
         return Trace(
             self.engine,
             self.spec,
@@ -259,10 +259,13 @@ class Model:
         return Prompt(tuple(ids), self._pieces(ids), added, text)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(self._piece, ids))
+
+    def _piece(self, token: int) -> str:
+        """How a token reads; by its number where the tokenizer knows it not, as in an embedding padded past it."""
         if self._tokenizer is None:
-            return tuple(str(token) for token in ids)
-        known = self._tokenizer.vocab_size
-        return tuple(self._tokenizer.piece(t) if t < known else f"<{t}>" for t in ids)
+            return str(token)
+        return self._tokenizer.piece(token) if token < self._tokenizer.vocab_size else f"<{token}>"
 
 
 def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
