@@ -20,6 +20,7 @@ from cutaway.points import Point, points_of
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
+from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Recorder
@@ -157,6 +158,14 @@ class Model:
         """Check the identities that hold of every pass, on this model; one result after another."""
         ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
         return verify(self.engine, self.spec, self.parameters, ids)
+
+    def compare(self, prompt: PromptLike | None = None) -> Iterator[Check]:
+        """Run the same checkpoint in transformers and compare layer by layer; one result per point, in order.
+
+        Raises CutawayError where transformers is not installed or cannot read the checkpoint.
+        """
+        ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
+        return against_transformers(self.trace(ids, points=points_to_compare(self.spec)), self.path)
 
     def _steps(
         self,

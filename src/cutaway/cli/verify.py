@@ -19,13 +19,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a name, a GGUF file, a folder with config.json and safetensors, or hf:owner/name",
     )
     add_engine(parser)
+    parser.add_argument(
+        "--against",
+        choices=("transformers",),
+        help="compare with the same checkpoint in transformers instead, layer by layer (needs the test extra)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
 
 
 def run(options: argparse.Namespace) -> int:
     model = load_model(options)
+    checking = model.compare if options.against else model.verify
     if options.json:
-        checks = list(model.verify())
+        checks = list(checking())
         print_json(
             {
                 "model": model.spec.name,
@@ -46,7 +52,9 @@ def run(options: argparse.Namespace) -> int:
     print("        off by   may be   what must hold (where it is off most)")
     held = failed = 0
     with console.status("running the model in several ways …") if watched else nullcontext():
-        for check in model.verify():
+        first: str | None = None
+        for check in checking():
+            first = first or (None if check.holds else check.name)
             held, failed = held + check.holds, failed + (not check.holds)
             verdict = Text("ok    ", style="#3fa58f") if check.holds else Text("FAILED", style="bold red")
             if watched:
@@ -54,6 +62,13 @@ def run(options: argparse.Namespace) -> int:
             else:
                 print(f"{verdict.plain}  {_told(check)}", flush=True)
     total = held + failed
+    if options.against:
+        print(
+            f"All {total} points agree with {options.against}."
+            if first is None
+            else f"The two first part at {first}; {failed} of {total} points differ by more than rounding."
+        )
+        return 1 if failed else 0
     print(f"All {total} identities hold." if not failed else f"{failed} of {total} identities do not hold.")
     return 1 if failed else 0
 
