@@ -37,7 +37,7 @@ def test_piped_output_does_not_depend_on_the_width_of_a_terminal(cutaway):
     assert narrow == wide
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+@pytest.mark.parametrize("columns", [60, 120])
 @pytest.mark.parametrize("more", [[], ["--layer", "1", "--head", "1"], ["--point", "layers.2.mlp.act"]])
 def test_a_terminal_gets_colours_and_lines_that_fit(cutaway, columns, more):
     ended = cutaway("trace", "--model", "toy", TOY, *more, env={"FORCE_COLOR": "1", "COLUMNS": str(columns)})

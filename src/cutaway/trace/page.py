@@ -83,7 +83,9 @@ def weight_style(weight: float) -> Style:
     at = math.sqrt(min(max(weight, 0.0), 1.0)) * (len(_WEIGHTS) - 1)
     low = min(int(at), len(_WEIGHTS) - 2)
     red, green, blue = (round(a + (b - a) * (at - low)) for a, b in zip(_WEIGHTS[low], _WEIGHTS[low + 1], strict=True))
-    letters = "#101010" if 0.299 * red + 0.587 * green + 0.114 * blue > 120 else "#f4f4f4"
+    # Of black and white the one that stands out more; 0.179 is the luminance from which on it is black.
+    light = [(c / 255 / 12.92 if c <= 10 else ((c / 255 + 0.055) / 1.055) ** 2.4) for c in (red, green, blue)]
+    letters = "#000000" if 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2] > 0.179 else "#ffffff"
     return Style(color=letters, bgcolor=f"#{red:02x}{green:02x}{blue:02x}")
 
 
