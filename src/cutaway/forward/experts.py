@@ -18,7 +18,8 @@ def experts(run: Run, spec: ExpertsSpec, weights: Mapping, x: Array, tap: Tap) -
     routed = tap("moe.router_logits", engine.linear(x, weights["moe.router"], run.layout))  # [T, E]
     scores = tap("moe.scores", _scores(engine, router, routed))
     correction = engine.numpy(weights["moe.correction"]) if router.correction else None
-    chosen = tap("moe.chosen", choose(router, engine.numpy(scores), correction))  # [T, k]
+    logits = engine.numpy(routed)
+    chosen = tap("moe.chosen", choose(router, engine.numpy(scores), correction, logits))  # [T, k]
     gates = tap("moe.gates", _gates(router, scores[np.arange(len(x))[:, None], chosen]))  # [T, k]
     given = engine.empty((*chosen.shape, x.shape[-1]))  # [T, k, d]
     for expert in np.unique(chosen):
@@ -34,10 +35,12 @@ def experts(run: Run, spec: ExpertsSpec, weights: Mapping, x: Array, tap: Tap) -
     return tap("mlp.raw", mixed)
 
 
-def choose(router: RouterSpec, scores: np.ndarray, correction: np.ndarray | None) -> np.ndarray:
-    """The experts of each token, `[T, E]` scores → `[T, k]` numbers, best first; the lowest number among equals.
+def choose(router: RouterSpec, scores: np.ndarray, correction: np.ndarray | None, logits: np.ndarray) -> np.ndarray:
+    """The experts of each token, `[T, E]` scores → `[T, k]` numbers, best first.
 
-    A group that lost is out of the running altogether, also where every biased score in the others is negative.
+    Among equal scores the higher logit comes first (large logits have the same sigmoid, 1, to the last bit), then the
+    lower number. A group that lost is out of the running altogether, also where every biased score in the others
+    is negative.
     """
     biased = scores if correction is None else scores + correction
     if router.n_groups > 1:
@@ -47,7 +50,7 @@ def choose(router: RouterSpec, scores: np.ndarray, correction: np.ndarray | None
         grouped = grouped.copy()
         grouped[np.arange(len(biased))[:, None], lost] = -np.inf
         biased = grouped.reshape(biased.shape)
-    return np.argsort(-biased, axis=-1, kind="stable")[:, : router.n_active]
+    return np.lexsort((-logits, -biased), axis=-1)[:, : router.n_active]
 
 
 def _scores(engine: Engine, router: RouterSpec, logits: Array) -> Array:

@@ -7,11 +7,13 @@ from types import ModuleType
 
 from cutaway.checkpoints.families import (
     bert,
+    deepseek,
     gemma2,
     gemma3,
     gpt2,
     gpt_neox,
     llama,
+    llama4,
     mistral,
     mixtral,
     phi,
@@ -25,11 +27,13 @@ from cutaway.errors import CutawayError
 
 FAMILIES: tuple[ModuleType, ...] = (
     bert,
+    deepseek,
     gemma2,
     gemma3,
     gpt2,
     gpt_neox,
     llama,
+    llama4,
     mistral,
     mixtral,
     phi,
