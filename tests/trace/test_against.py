@@ -9,6 +9,8 @@ import transformers
 
 import cutaway
 from cutaway.cli import main
+from cutaway.engines.protocol import Gain
+from cutaway.forward.parameters import Parameters
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +47,11 @@ def test_streams_patterns_and_logits_agree(checkpoint):
 
 def test_the_command_says_where_the_two_first_part(checkpoint, capsys, monkeypatch):
     """With one of our weights changed behind the loader's back, only what comes after it differs."""
-    from cutaway.forward.parameters import Parameters
-
     make = Parameters.__init__
 
     def spoiled(self, spec, weights, engine):
         make(self, spec, weights, engine)
-        self.layers[1]["attn.norm"].gain[:] *= 1.5
+        self.layers[1]["attn.norm"] = Gain(self.layers[1]["attn.norm"].gain * 1.5)
 
     monkeypatch.setattr(Parameters, "__init__", spoiled)
     assert main(["verify", str(checkpoint), "--against", "transformers"]) == 1
