@@ -278,3 +278,22 @@ def test_a_home_that_cannot_be_written_still_computes(tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout == run("print(first)").stdout
     assert not Path(blocked / "cache").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pseudo-terminals")
+def test_a_first_use_says_so_in_one_line_on_a_terminal_and_a_second_says_nothing(tmp_path):
+    import pty
+
+    told = []
+    for _ in range(2):
+        ours, theirs = pty.openpty()
+        try:
+            environment = {**os.environ, "CUTAWAY_CACHE": str(tmp_path)}
+            subprocess.run([sys.executable, "-c", COMPUTE], stderr=theirs, check=True, env=environment)
+            os.write(theirs, b"end\n")
+            told.append(os.read(ours, 10000).decode())
+        finally:
+            os.close(ours)
+            os.close(theirs)
+    assert told[0].count("Compiling kernels") == 1 and told[0].count("\n") == 2
+    assert told[1].strip() == "end"

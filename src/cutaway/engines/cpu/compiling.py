@@ -22,8 +22,8 @@ from cutaway.places import cache_folder
 class Kernel:
     """A compiled function that does one of `parts` equal shares of some work; called, it does all of it.
 
-    The function takes the address of its packed arguments, its part and the number of parts. `name` is what
-    a first use says on the terminal while it compiles; `layout` gives the types of the arguments as
+    The function takes the address of its packed arguments, its part and the number of parts. `name` marks in
+    the cache that it was compiled; `layout` gives the types of the arguments as
     `struct` has them (q: integer or address, d: float).
     """
 
@@ -62,18 +62,21 @@ def _argument_buffer() -> tuple[Any, int]:
 
 
 def _announce(name: str) -> None:
-    """Say on a terminal, once for a machine and kernel, why the first use takes a while."""
+    """Say on a terminal, in one line for all kernels of a run, why their first use on a machine takes a while."""
+    global _announced
     folder = _kernel_folder()
     mark = Path(folder, name.replace(" ", "_") + ".used") if folder else None
     if mark is not None and mark.exists():
         return
-    if sys.stderr.isatty():
-        print(f"Compiling the kernel for {name}, once for this machine …", file=sys.stderr)
+    if not _announced and sys.stderr.isatty():
+        print("Compiling kernels for this processor, once: about ten seconds …", file=sys.stderr)
+    _announced = True
     if mark is not None:
         with suppress(OSError):
             mark.touch()
 
 
+_announced = False
 _alive: list[Any] = []  # compiled functions; their code goes when they do
 
 
