@@ -109,7 +109,7 @@ def test_doctor_tells_of_a_model_that_is_not_what_it_should_be_with_the_mend(her
 
 
 def test_doctor_tells_that_the_default_model_may_not_be_fetched(here, empty_cache, monkeypatch):
-    monkeypatch.setattr("cutaway.checkpoints.fetch._installed_file", lambda model: None)
+    monkeypatch.setattr("cutaway.checkpoints.fetch.find", lambda model: None)
     ended = here("doctor")
     assert ended.code == 1
     assert "CUTAWAY_OFFLINE forbids" in ended.out
