@@ -104,7 +104,7 @@ def test_decimal_settings_mean_what_was_written_not_their_float32(tmp_path: Path
     ("more", "named"),
     (
         ({"rope__scaling__alpha": 8.0}, "rope.scaling.alpha"),
-        ({"expert_count": 8}, "expert_count"),
+        ({"expert_count": 8}, "expert_used_count"),
         ({"attention__sliding_window": 64}, "attention.sliding_window"),
         ({"logit_scale": 0.5}, "logit_scale"),
     ),

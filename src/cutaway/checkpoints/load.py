@@ -4,7 +4,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -105,9 +105,22 @@ def _from_folder(location: Location) -> Checkpoint:
     if spec.tied_head:
         _check_tied_head(spec, tensors, sources["embed.tokens"].name, head)
     tied = [re.escape(head)] if spec.tied_head else []
-    unused = family.unused(spec, tensors) if hasattr(family, "unused") else []  # what depends on the file
-    weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied, *unused))
+    left_out: dict[str, str] = dict(getattr(family, "LEFT_OUT", {}))  # patterns of tensors that belong to other parts
+    if hasattr(family, "unused"):  # those that only the file tells
+        left_out |= family.unused(spec, tensors)
+    weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied, *left_out))
+    location = replace(location, origin=location.origin + _left_out(tensors, left_out))
     return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
+
+
+def _left_out(tensors: Tensors, parts: Mapping[str, str]) -> str:
+    """What is said of a model of which only a part is loaded: "; its vision tower (437 tensors) is left out"."""
+    said = ""
+    for pattern, what in parts.items():
+        count = sum(re.fullmatch(pattern, name) is not None for name in tensors.names)
+        if count:
+            said += f"; {what} ({count} tensors) is left out"
+    return said
 
 
 def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:

@@ -85,6 +85,11 @@ class Config:
         self._read.add(key)
         return self.get(key, kind) if key in self else None
 
+    def is_null(self, key: str) -> bool:
+        """Whether null is written at `key`: some settings that are on by default are switched off so."""
+        self._read.add(key)
+        return key in self._values and self._values[key] is None
+
     def only(self, key: str, *allowed: object, why: str = "") -> None:
         """Refuse any value of `key` but these; an absent or null key is always allowed."""
         self._read.add(key)
@@ -113,4 +118,5 @@ def _a(kind: type) -> str:
 
 def decimal(value: float) -> float:
     """A float32 out of a file as the decimal number that was meant: 9.999999747e-06 is 1e-5."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused where it is used
+        return float(str(np.float32(value)))

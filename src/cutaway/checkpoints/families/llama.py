@@ -11,6 +11,7 @@ import numpy as np
 from cutaway.checkpoints.families import gguf_rope
 from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
 from cutaway.checkpoints.families.gguf_rope import gguf_rotary
+from cutaway.checkpoints.families.mixtures import expert_sources, gguf_experts, with_gguf_experts
 from cutaway.checkpoints.families.names import Source
 from cutaway.checkpoints.families.rope import rotary
 from cutaway.checkpoints.stored import Tensors
@@ -59,6 +60,7 @@ GGUF_PARTS = {
     "mlp.gate": "ffn_gate",
     "mlp.up": "ffn_up",
     "mlp.down": "ffn_down",
+    "moe.router": "ffn_gate_inp",
 }
 
 
@@ -79,6 +81,7 @@ def llama_spec(
     default_kv_heads: int | None = None,
     default_d_head: int | None = None,
     default_eps: float = 1e-6,
+    default_base: float = 10_000.0,
     rotary_dims: int | None = None,
     **more: Any,
 ) -> ModelSpec:
@@ -106,7 +109,7 @@ def llama_spec(
         activation=ACTIVATIONS[config.get("hidden_act", str, "silu")],
         tied_head=config.get("tie_word_embeddings", bool, False),
         context_length=config.optional_size("max_position_embeddings"),
-        **turned(rotary(config, rotary_dims or d_head, d_head=d_head)),
+        **turned(rotary(config, rotary_dims or d_head, d_head=d_head, default_base=default_base)),
         **more,
     )
 
@@ -136,10 +139,8 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
     """The spec that the metadata of a GGUF file describes (keys without their "llama.").
 
     Mistral's files are of this architecture too. They do not say how far its window reaches, so that, as in
-    llama.cpp, every layer sees everything.
+    llama.cpp, every layer sees everything. With experts it is Mixtral.
     """
-    config.only("expert_count", 0, why="mixtures of experts cannot be computed yet")
-    config.only("expert_used_count", 0)
     spec = llama_gguf_spec(config, tensors, name)
     attention = spec.layers[0].attention
     if attention.rotary is not None and attention.rotary.dims != attention.d_head:
@@ -147,6 +148,10 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
             f"'rope.dimension_count' is {attention.rotary.dims} in {config.where}; only {attention.d_head} can be "
             "computed: the order of the rows pairs the coordinates of whole heads."
         )
+    if config.get("expert_count", int, 0):
+        spec = with_gguf_experts(config, spec)
+    else:
+        config.only("expert_used_count", 0)
     config.refuse_unread(GGUF_HARMLESS)
     return spec
 
@@ -208,7 +213,7 @@ def unpermuted(heads: int, d_head: int) -> Callable[[Weight], Weight]:
 def unpermuted_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     """Our names → the tensors of a GGUF file that keeps the rows of q and k as they were."""
     whole = {"embed.tokens": "token_embd", "final.norm": "output_norm", "head": "output"}
-    return named(spec, whole, GGUF_PARTS, "blk.")
+    return named(spec, whole, GGUF_PARTS, "blk.") | expert_sources(spec, gguf_experts(tensors))
 
 
 def rows_from_gguf(heads: int, d_head: int) -> np.ndarray:

@@ -1,0 +1,360 @@
+"""Gemma 2 and Gemma 3 compute what `transformers` computes: every intermediate, at every position."""
+
+import json
+from dataclasses import replace
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from decoders import (
+    EXACT,
+    SINGLE,
+    Tiny,
+    assert_cached_is_whole,
+    assert_padding_on_the_left_changes_nothing,
+    assert_same,
+    assert_verified,
+    edited,
+    prompt,
+    reloaded,
+    write_gguf,
+)
+from safetensors import safe_open
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
+
+import cutaway
+from cutaway.checkpoints.families.gemma2 import embedding_scale
+from cutaway.checkpoints.load import spec_of
+from cutaway.errors import CutawayError
+from cutaway.spec import LinearScaling, NormSpec, RotarySpec
+
+SIZES = {"vocab_size": 61, "hidden_size": 20, "intermediate_size": 26, "num_attention_heads": 4, "head_dim": 6,
+         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
+
+
+def _gemma2(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
+    return Tiny(f"gemma 2 {name}", "gemma2", {**SIZES, "num_hidden_layers": 3, **settings}, dtype)
+
+
+def _gemma3(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
+    return Tiny(f"gemma 3 {name}", "gemma3_text", {**SIZES, "num_hidden_layers": 3, **settings}, dtype)
+
+
+def _two_tables(local: float, everywhere: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        "full_attention": {"rope_type": "default", **everywhere},
+    }
+
+
+CASES = (
+    _gemma2("windows of 7, scores scaled by something else", sliding_window=7, query_pre_attn_scalar=11),
+    _gemma2("tight caps, one key head, untied, biases", sliding_window=70, attn_logit_softcapping=0.8,
+            final_logit_softcapping=1.5, num_key_value_heads=1, tie_word_embeddings=False, attention_bias=True,
+            num_hidden_layers=2),
+    _gemma2("no caps, layers in an order of their own", attn_logit_softcapping=None, final_logit_softcapping=None,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"], sliding_window=1,
+            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}),
+    _gemma2("in bfloat16, where √24 is 4.90625", torch.bfloat16, hidden_size=24, sliding_window=64),
+    _gemma3("five windows to one without", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=11),
+    _gemma3("a factor of 8 on the layers without a window", sliding_window=65, sliding_window_pattern=2,
+            rope_parameters=_two_tables(30.0, {"rope_theta": 1e4, "rope_type": "linear", "factor": 8.0})),
+    _gemma3("capped logits, untied, biases, one key head", sliding_window=3, final_logit_softcapping=2.0,
+            tie_word_embeddings=False, attention_bias=True, num_key_value_heads=1, num_hidden_layers=2,
+            layer_types=["full_attention", "sliding_attention"]),
+    _gemma3("in float16, where √20 is 4.4727", torch.float16, sliding_window=4, sliding_window_pattern=3),
+)  # fmt: skip
+every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+LENGTHS = (1, 17, 300)  # past every window; 300 crosses a chunk of 256 rows and blocks of 64
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    known: dict[str, tuple[Path, Any]] = {}
+
+    def make(case: Tiny) -> tuple[Path, Any]:
+        if case.name not in known:
+            known[case.name] = case.save(tmp_path_factory.mktemp("gemma"))
+        return known[case.name]
+
+    return make
+
+
+@every_case
+def test_every_intermediate_is_that_of_transformers(case: Tiny, made: Any) -> None:
+    folder, reference = made(case)
+    exact = cutaway.load(folder, engine="numpy", dtype="float64")
+    assert exact.spec.count().total == sum(p.numel() for p in reference.parameters())
+    fast = cutaway.load(folder, engine="cpu")
+    for length in LENGTHS:
+        ids = prompt(exact.spec.vocab_size, length)
+        assert_same(exact, reference, ids, EXACT)
+        assert_same(fast, reference, ids, SINGLE)
+
+
+@every_case
+def test_decoding_from_the_cache_is_the_whole_pass_also_past_the_windows(case: Tiny, made: Any) -> None:
+    folder, _ = made(case)
+    assert_cached_is_whole(cutaway.load(folder, engine="numpy", dtype="float64"), 1e-12)
+    assert_cached_is_whole(cutaway.load(folder, engine="cpu"), SINGLE)
+
+
+@pytest.mark.parametrize("case", (CASES[0], CASES[4]), ids=lambda case: case.name)
+def test_padding_on_the_left_changes_nothing(case: Tiny, made: Any) -> None:
+    folder, reference = made(case)
+    assert_padding_on_the_left_changes_nothing(cutaway.load(folder, engine="numpy", dtype="float64"), reference)
+
+
+@every_case
+def test_the_identities_hold(case: Tiny, made: Any) -> None:
+    folder, _ = made(case)
+    assert_verified(cutaway.load(folder, engine="numpy", dtype="float64"))
+
+
+@pytest.mark.parametrize("case", (CASES[0], CASES[5]), ids=lambda case: case.name)
+def test_the_identities_hold_on_the_cpu_engine(case: Tiny, made: Any) -> None:
+    folder, _ = made(case)
+    assert_verified(cutaway.load(folder, engine="cpu"))
+
+
+def test_the_embedding_is_scaled_by_the_root_of_d_in_the_precision_of_the_checkpoint(made: Any, tmp_path: Path) -> None:
+    scales = {case.name: cutaway.load(made(case)[0]).spec.embed_scale for case in CASES}
+    assert scales[CASES[0].name] == sqrt(20)
+    assert scales[CASES[3].name] == 4.90625 != float(np.float32(sqrt(24)))
+    assert scales[CASES[7].name] == float(np.float16(sqrt(20)))
+    # A configuration that names no precision means that of its weights.
+    for number, case in enumerate((CASES[0], CASES[3], CASES[7])):
+        unsaid = edited(made(case)[0], tmp_path / str(number), dtype=...)
+        assert cutaway.load(unsaid).spec.embed_scale == scales[case.name]
+
+
+def test_the_published_sizes_round_to_the_numbers_that_they_were_trained_with() -> None:
+    assert embedding_scale(3072, "bfloat16") == 55.5
+    for d_model in (640, 1152, 2304, 2560, 3072, 3584, 3840, 4608, 5376):
+        expected = float(torch.tensor(d_model**0.5, dtype=torch.bfloat16))
+        assert embedding_scale(d_model, "bfloat16") == expected
+
+
+def test_gemma_3_in_its_old_spelling_is_the_same_model(made: Any, tmp_path: Path) -> None:
+    folder, reference = made(CASES[5])
+    old = edited(
+        folder,
+        tmp_path / "old",
+        rope_parameters=...,
+        layer_types=...,
+        dtype=...,
+        _sliding_window_pattern=...,
+        torch_dtype="float64",
+        cache_implementation="hybrid",
+        rope_theta=1e4,
+        rope_local_base_freq=30.0,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+        sliding_window_pattern=2,
+    )
+    one, other = (cutaway.load(path, engine="numpy", dtype="float64") for path in (folder, old))
+    assert replace(one.spec, name="") == replace(other.spec, name="")
+    assert_same(other, reference, prompt(61, 80))
+
+
+def test_what_a_configuration_leaves_out_is_what_transformers_takes_for_it(tmp_path: Path) -> None:
+    """Google's own configurations leave most of the text part out."""
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "gemma3",
+                "text_config": {
+                    "hidden_size": 2560,
+                    "intermediate_size": 10240,
+                    "model_type": "gemma3_text",
+                    "num_hidden_layers": 34,
+                    "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+                    "sliding_window": 1024,
+                },
+                "torch_dtype": "bfloat16",
+                "vision_config": {"hidden_size": 1152},
+                "mm_tokens_per_image": 256,
+            }
+        )
+    )
+    spec = spec_of(tmp_path)
+    near, far = spec.layers[0].attention, spec.layers[5].attention
+    assert (spec.vocab_size, near.n_heads, near.n_kv_heads, near.d_head) == (262_208, 8, 4, 256)
+    assert (near.window, far.window) == (1024, None)
+    assert near.rotary == RotarySpec(10_000.0, 256)
+    assert far.rotary == RotarySpec(1_000_000.0, 256, scaling=LinearScaling(8.0))
+    assert (near.scale, near.cap, spec.logit_cap, spec.embed_scale) == (256**-0.5, None, None, 50.5)
+    assert spec.tied_head and spec.final_norm == NormSpec("rms", 1e-6)
+
+
+@pytest.mark.parametrize("inside", (False, True), ids=("as saved", "as transformers names it inside"))
+def test_of_a_model_that_sees_images_the_text_part_is_loaded_and_said_so(inside: bool, tmp_path: Path) -> None:
+    text = Gemma3TextConfig(**CASES[5].settings)
+    vision = SiglipVisionConfig(
+        hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
+    )
+    torch.manual_seed(1)
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = Gemma3ForConditionalGeneration(config).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, 0.0, 0.4)
+    model.save_pretrained(tmp_path, save_original_format=not inside)
+    with safe_open(tmp_path / "model.safetensors", "np") as file:
+        names = list(file.keys())
+    assert any(name.startswith("model.language_model." if inside else "language_model.model.") for name in names)
+    reference = Gemma3ForConditionalGeneration.from_pretrained(tmp_path, attn_implementation="eager", dtype="auto")
+    ours = cutaway.load(tmp_path, engine="numpy", dtype="float64")
+    assert ours.spec.count().total == sum(p.numel() for p in reference.model.language_model.parameters())
+    assert_same(ours, reference.eval(), prompt(61, 80))
+    vision_tensors = sum("vision_tower" in name or "projector" in name for name in names)
+    assert ours.origin.endswith(f"its vision tower ({vision_tensors} tensors) is left out")
+
+
+def test_a_text_model_says_nothing_of_a_vision_tower(made: Any) -> None:
+    assert "vision" not in cutaway.load(made(CASES[4])[0]).origin
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "named"),
+    (
+        (CASES[0], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (CASES[4], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (CASES[4], {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (CASES[0], {"hidden_activation": "silu"}, "hidden_activation"),
+        (CASES[0], {"sliding_window": None}, "sliding_window"),
+        (CASES[0], {"layer_types": ["full_attention"]}, "layer_types"),
+        (CASES[0], {"layer_types": ["full_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
+        (CASES[0], {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        (CASES[0], {"attn_logit_softcapping": -1.0}, "cap"),
+        (CASES[0], {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        (CASES[4], {"altup_num_inputs": 4}, "altup_num_inputs"),
+        (CASES[4], {"rope_parameters": {"strided_attention": {"rope_theta": 5.0}}}, "strided_attention"),
+        (CASES[0], {"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        (CASES[0], {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+    ),
+    ids=lambda value: value.name if isinstance(value, Tiny) else str(value),
+)
+def test_what_is_not_computed_is_refused_by_name(
+    case: Tiny, changes: dict[str, Any], named: str, made: Any, tmp_path: Path
+) -> None:
+    folder = edited(made(case)[0], tmp_path / "changed", **changes)
+    with pytest.raises(CutawayError, match=named):
+        cutaway.load(folder)
+
+
+def test_a_tied_head_that_is_stored_all_the_same_must_be_the_embedding(made: Any, tmp_path: Path) -> None:
+    folder, _ = made(CASES[1])
+    with pytest.raises(CutawayError, match=r"lm_head\.weight"):
+        cutaway.load(edited(folder, tmp_path / "changed", tie_word_embeddings=True))
+
+
+GGUF_NAMES = {  # as llama.cpp's converter writes them
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+def _gguf_tensors(model: Any) -> dict[str, np.ndarray]:
+    """The converter's layout: its own names, and 1 added to the weights of every norm."""
+    whole = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        array = parameter.detach().numpy().astype(np.float32)
+        if name not in whole:
+            _, _, layer, rest = name.split(".", 3)
+            whole[name] = f"blk.{layer}.{GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
+        tensors[whole[name]] = array + np.float32(1) if name.endswith("norm.weight") else array
+    return tensors
+
+
+def _gguf_settings(config: Any) -> dict[str, Any]:
+    return {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "attention.sliding_window": config.sliding_window,
+    }
+
+
+def _assert_gguf_is_its_model(tiny: Tiny, path: Path, architecture: str, more: dict[str, Any]) -> None:
+    model = tiny.build().float()
+    write_gguf(path, architecture, _gguf_settings(model.config) | more, _gguf_tensors(model))
+    model.save_pretrained(path.parent / "folder")
+    reference = reloaded(path.parent / "folder")
+    ids = prompt(61, 130)
+    assert_same(cutaway.load(path, engine="cpu"), reference, ids, SINGLE)
+    # 1 + w was rounded to float32 before it was written: nothing closer is in the file.
+    assert_same(cutaway.load(path, engine="numpy", dtype="float64"), reference, ids, 1e-6)
+    from_folder = cutaway.load(path.parent / "folder", engine="numpy", dtype="float64")
+    assert np.array_equal(
+        from_folder.trace(ids).logits, cutaway.load(path, engine="numpy", dtype="float64").trace(ids).logits
+    )
+
+
+def test_gguf_files_of_gemma_2(tmp_path: Path) -> None:
+    tiny = _gemma2("gguf", sliding_window=7, query_pre_attn_scalar=6, torch_dtype="float32")
+    more = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma2", more)
+
+
+def test_gguf_files_of_gemma_2_with_caps_of_their_own(tmp_path: Path) -> None:
+    tiny = _gemma2("gguf caps", sliding_window=70, query_pre_attn_scalar=6, attn_logit_softcapping=2.5,
+                   final_logit_softcapping=3.5, num_hidden_layers=2)  # fmt: skip
+    more = {"attn_logit_softcapping": 2.5, "final_logit_softcapping": 3.5, "rope.dimension_count": 6}
+    _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma2", more)
+
+
+def test_gguf_files_of_gemma_3(tmp_path: Path) -> None:
+    tiny = _gemma3("gguf", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=6)
+    _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma3", {"rope.freq_base": 1e6})
+
+
+def test_gguf_files_of_gemma_3_with_a_factor_and_another_pattern(tmp_path: Path) -> None:
+    rope = _two_tables(500.0, {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0})
+    tiny = _gemma3("gguf factor", sliding_window=65, query_pre_attn_scalar=6, sliding_window_pattern=2,
+                   rope_parameters=rope)  # fmt: skip
+    more = {"rope.freq_base": 1e5, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
+            "rope.freq_base_swa": 500.0, "attention.sliding_window_pattern": 2}  # fmt: skip
+    _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma3", more)
+
+
+@pytest.mark.parametrize(("architecture", "largest"), (("gemma2", 46), ("gemma3", 62)))
+def test_files_of_the_largest_size_scale_scores_by_the_width_over_the_heads(
+    architecture: str, largest: int, tmp_path: Path
+) -> None:
+    """No key says so; as in llama.cpp it is known by its depth."""
+    scales = {}
+    for layers in (2, largest):
+        case = Tiny(
+            "deep", architecture.replace("3", "3_text"), {**SIZES, "num_hidden_layers": layers, "vocab_size": 9}
+        )
+        model = case.build()
+        path = write_gguf(tmp_path / f"{layers}.gguf", architecture, _gguf_settings(model.config), _gguf_tensors(model))
+        scales[layers] = cutaway.load(path).spec.layers[0].attention.scale
+    assert scales == {2: 6**-0.5, largest: (20 // 4) ** -0.5}
+
+
+def test_gguf_settings_that_would_change_the_pass_are_refused_by_name(tmp_path: Path) -> None:
+    model = _gemma2("gguf refused").build()
+    settings = _gguf_settings(model.config) | {"attention.causal": False}
+    with pytest.raises(CutawayError, match=r"attention\.causal"):
+        cutaway.load(write_gguf(tmp_path / "tiny.gguf", "gemma2", settings, _gguf_tensors(model)))
