@@ -254,10 +254,11 @@ def sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     return names | corrections | expert_sources(spec, experts)
 
 
-def unused(spec: ModelSpec, tensors: Tensors) -> list[str]:
-    """Layers after the last that join the stream with an embedding: they guess the token after the next one."""
+def unused(spec: ModelSpec, tensors: Tensors) -> dict[str, str]:
+    """Layers after the last that join the stream with an embedding, by the pattern of their tensors' names."""
     found = (re.fullmatch(r"(.*layers\.(\d+)\.)eh_proj\.weight", name) for name in tensors.names)
-    return [re.escape(match[1]) + ".*" for match in found if match and int(match[2]) >= spec.n_layers]
+    what = "the layer that guesses the token after the next"
+    return {re.escape(match[1]) + ".*": what for match in found if match and int(match[2]) >= spec.n_layers}
 
 
 def _latent(spec: ModelSpec) -> LatentSpec:

@@ -35,10 +35,8 @@ HARMLESS = (
 )
 # Around the text part: the vision tower and the ids that stand for images, which a prompt of text never has.
 HARMLESS_AROUND = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id")
-IGNORED = (
-    *llama.BUFFERS,
-    r"(model\.)?(vision_model|multi_modal_projector)\..*",  # the vision tower: text alone is computed
-)
+IGNORED = llama.BUFFERS
+LEFT_OUT = {r"(model\.)?(vision_model|multi_modal_projector)\..*": "its vision tower"}
 PARTS = {
     "attn.norm": "input_layernorm",
     "attn.q": "self_attn.q_proj",
