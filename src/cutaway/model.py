@@ -183,14 +183,16 @@ class Model:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self._tokenizer is None:
             raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")
-        plan = make_plan(self.spec, points, stored=True) if points else None
+        asked = [points] if isinstance(points, str | Point) else list(points)
+        # A pass from position 0 holds all keys, so that T × T points follow from it; later ones store what they make.
+        whole, later = make_plan(self.spec, asked), make_plan(self.spec, asked, stored=True)
         cache = KVCache(self.spec, self.engine)
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
             due = cache.due(pending).tolist()
             prompt = Prompt(tuple(due), self._pieces(due), "")
-            if plan is not None:
-                trace = self._traced(prompt, plan, cache, None)
+            if asked:
+                trace = self._traced(prompt, whole if cache.length == 0 else later, cache, None)
                 return trace.last_logits, trace
             return self._last_logits(prompt.ids, cache), None
 

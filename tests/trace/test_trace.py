@@ -316,6 +316,21 @@ def test_a_steps_trace_holds_the_rows_of_its_pass_and_sees_all_earlier_keys(spec
         np.testing.assert_allclose(step.trace.last_logits, step.trace.logits[-1], atol=1e-12)
 
 
+@pytest.mark.parametrize("spec", [GPT2, LLAMA], ids=lambda spec: spec.name)
+def test_the_first_steps_trace_is_the_trace_of_the_prompt_bit_for_bit(spec):
+    model, prompt = random_model(spec), random_ids(spec, 70).tolist()
+    first = model.generate(prompt, max_tokens=1, seed=0, points=["*"]).steps[0].trace
+    alone = model.trace(prompt, points=["*"])
+    for point in alone.points:
+        assert np.array_equal(first[point], alone[point]), point
+    assert held_bytes(first) == held_bytes(alone)
+
+
+def test_no_step_of_a_generation_shows_a_number_that_was_not_computed():
+    for step in random_model(LLAMA).generate([1, 2, 3, 4], max_tokens=3, seed=0, points=["*"]).steps:
+        assert not any(np.isnan(step.trace[point]).any() for point in step.trace.points)
+
+
 def test_watching_a_generation_changes_nothing_in_it():
     model = random_model(LLAMA)
     plain = model.generate([1, 2, 3], max_tokens=20, seed=4)
