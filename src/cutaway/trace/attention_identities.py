@@ -76,7 +76,7 @@ def rotation(here: Inside) -> float | None:
 
 
 def scores(here: Inside) -> float:
-    """q · k, and what scale, growth and cap make of it, for every pair that may be seen or was compared all the same."""
+    """q · k, and what scale, growth and cap make of it, for every pair that was compared or should have been."""
     spec = here.spec.attention
     q, k = (here[name] for name in dot_inputs(spec))
     expected = q @ np.repeat(k, spec.n_heads // spec.n_kv_heads, axis=0).swapaxes(1, 2)
