@@ -176,10 +176,15 @@ class Model:
         stop: Sequence[str],
         points: Iterable[str | Point],
     ) -> Iterator[Step]:
-        if max_tokens < 1:
-            raise CutawayError(f"max_tokens is {max_tokens}; at least 1 token must be asked for.")
-        if seed is not None and seed < 0:
-            raise CutawayError(f"The seed is {seed}; it must be 0 or a positive whole number.")
+        if self.spec.headless or not self.spec.causal:
+            raise CutawayError(
+                f"{self.spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
+                "Trace it, or take a vector for each text with `embed`."
+            )
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise CutawayError(f"max_tokens is {max_tokens!r}; it must be a whole number, at least 1.")
+        if seed is not None and (not isinstance(seed, int) or seed < 0):
+            raise CutawayError(f"The seed is {seed!r}; it must be 0 or a positive whole number.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self._tokenizer is None:
             raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")

@@ -288,7 +288,7 @@ def test_a_pass_that_failed_half_way_leaves_the_cache_as_it_was():
 
 
 def test_a_bidirectional_model_has_no_cache_and_says_why():
-    with pytest.raises(CutawayError, match=r"small-post attends in both directions.*nothing can be cached"):
+    with pytest.raises(CutawayError, match=r"small-post is an encoder.*both directions.*cannot continue"):
         random_model(POST).generate([1, 2, 3])
 
 

@@ -14,8 +14,9 @@ class Parameters:
     """The weights of one model, checked against its spec, ready for one engine.
 
     `layers[i]` maps the names inside a block ("attn.q", "mlp.norm") to a `Linear`, a `Gain` or, for a router's
-    correction, a vector. Matrices stay as they are stored; the short vectors (biases, gains) become the engine's own arrays. Raises
-    CutawayError for a weight that is missing, unknown, of another shape, or (a vector) not finite.
+    correction, a vector. Matrices stay as they are stored; the short vectors (biases, gains) become the engine's
+    own arrays. Raises CutawayError for a weight that is missing, unknown, of another shape, or (a vector) not
+    finite.
     """
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], engine: Engine) -> None:

@@ -17,6 +17,8 @@ from cutaway.trace.derive import head_out_point, logits_point, row_blocks_point
 from cutaway.trace.plan import Plan, made_from
 from cutaway.trace.recorder import ROW_BLOCKS
 
+REMEMBERED = 4  # worked-out values that a trace holds on to, so that one may be read head by head
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -89,6 +91,10 @@ class Trace:
             value = np.asarray(self._work_out(at)).view()
             value.flags.writeable = False
             self._made[at] = value
+            worked_out = [point for point in self._made if point not in self._values]
+            if len(worked_out) > REMEMBERED:  # the oldest goes: all patterns of a model are far more than its streams
+                del self._made[worked_out[0]]
+            return value
         return self._made[at]
 
     @property
