@@ -12,6 +12,14 @@ import numpy as np
 import torch
 
 QTYPE = gguf.GGMLQuantizationType
+# Where the float16 scales stand in a block of the types that `gguf` cannot write, and a size for each.
+SCALES = {
+    QTYPE.Q2_K: {80: 0.004, 82: 0.006},
+    QTYPE.Q3_K: {108: 0.002},
+    QTYPE.Q4_K: {0: 0.0003, 2: 0.002},
+    QTYPE.Q5_K: {0: 0.0002, 2: 0.003},
+    QTYPE.Q6_K: {208: 0.00005},
+}
 _LLAMA = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -68,7 +76,7 @@ def write_gguf(
             ours = _named(name, names)
             stored = _to_file(ours, parameter.float().numpy(), config)
             kind = _kind(ours, stored, kinds)
-            data = gguf.quants.quantize(stored, kind)
+            data = random_blocks(stored, kind) if kind in SCALES else gguf.quants.quantize(stored, kind)
             _add(writer, ours, data, kind)
             if head_too and ours == "token_embd.weight":
                 _add(writer, "output.weight", data, kind)
@@ -79,6 +87,16 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def random_blocks(stored: np.ndarray, kind: QTYPE) -> np.ndarray:
+    """Blocks of a type that the `gguf` package can read but not write: random bits under scales of a useful size."""
+    weights, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = (*stored.shape[:-1], stored.shape[-1] // weights, n_bytes)
+    blocks = np.random.default_rng(n_bytes).integers(0, 256, shape, dtype=np.uint8)
+    for place, scale in SCALES[kind].items():
+        blocks[..., place : place + 2] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
+    return blocks.reshape(*stored.shape[:-1], -1)
 
 
 def _add(writer: gguf.GGUFWriter, name: str, data: np.ndarray, kind: QTYPE) -> None:

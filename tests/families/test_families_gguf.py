@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from cases import GPT2, LLAMA
@@ -76,6 +78,30 @@ def test_quantised_files(family: str, kind: str, tmp_path: Path) -> None:
 def test_files_that_mix_types(family: str, tmp_path: Path) -> None:
     reference = build(WIDE[family])
     assert_same(write_gguf(tmp_path / "tiny.gguf", reference, MIXED), reference)
+
+
+@pytest.mark.parametrize("family", WIDE)
+@pytest.mark.parametrize("kind", ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"))
+def test_files_in_blocks_of_256(family: str, kind: str, tmp_path: Path) -> None:
+    """As llama.cpp's own recipes make them: one of these types, and Q6_K where it matters most."""
+    sizes = {
+        "gpt2": {"n_embd": 256, "n_head": 4, "n_layer": 1},
+        "llama": {"hidden_size": 256, "head_dim": 64, "intermediate_size": 512, "num_hidden_layers": 1},
+    }
+    reference = build(Case(f"{family} of 256", family, WIDE[family].settings | sizes[family]))
+    kinds = {"token_embd": QTYPE.Q6_K, "ffn_down": QTYPE.Q6_K, "": QTYPE[kind]}
+    assert_same(write_gguf(tmp_path / "tiny.gguf", reference, kinds), reference, length=20)
+
+
+def test_a_block_whose_scale_is_no_number_is_found_out(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", build(WIDE["llama"]), {"": QTYPE.Q8_0})
+    file = gguf.GGUFReader(path, "r+")
+    tensor = next(tensor for tensor in file.tensors if tensor.name == "blk.1.ffn_up.weight")
+    tensor.data[5, :2] = np.frombuffer(np.float16(np.nan).tobytes(), np.uint8)
+    file.data.flush()
+    for engine in ("numpy", "cpu"):
+        with pytest.raises(CutawayError, match=r"layers\.1\.mlp\.up is nan .* layers\.1\.mlp\.up\.weight holds"):
+            cutaway.load(path, engine=engine).trace([1, 2, 3])
 
 
 @pytest.mark.parametrize("family", WIDE)

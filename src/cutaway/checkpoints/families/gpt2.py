@@ -12,7 +12,7 @@ from cutaway.spec.catalog import gpt2_like
 
 MODEL_TYPES = ("gpt2",)
 GGUF_ARCHITECTURES = ("gpt2",)
-HARMLESS = ("n_ctx", "reorder_and_upcast_attn", "_num_labels", "n_special", "predict_special_tokens")
+HARMLESS = ("n_ctx", "reorder_and_upcast_attn", "_num_labels", "n_special", "output_past", "predict_special_tokens")
 IGNORED = (r".*\.attn\.(bias|masked_bias)",)  # the causal mask, stored as a buffer: no weights
 GGUF_HARMLESS = ("vocab_size", "rope.dimension_count")
 ACTIVATIONS: dict[str, Activation] = {
