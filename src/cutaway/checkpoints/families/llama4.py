@@ -5,12 +5,14 @@ input, gate and up side by side; each is turned once. Of a checkpoint with image
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from cutaway.checkpoints.families import llama
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.gguf_rope import gguf_rotary
 from cutaway.checkpoints.families.llama import ACTIVATIONS, head_width, named
-from cutaway.checkpoints.families.mixtures import expert_sources
+from cutaway.checkpoints.families.mixtures import expert_sources, gguf_experts
 from cutaway.checkpoints.families.names import Source, transposed_columns
 from cutaway.checkpoints.families.rope import rotary
 from cutaway.checkpoints.stored import Tensors
@@ -28,14 +30,15 @@ from cutaway.spec import (
 )
 
 MODEL_TYPES = ("llama4_text", "llama4")
-GGUF_ARCHITECTURES: tuple[str, ...] = ()
+GGUF_ARCHITECTURES = ("llama4",)
+GGUF_HARMLESS = ("vocab_size", "rope.scaling.finetuned")
 HARMLESS = (
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise"),  # they act in training only
     "for_llm_compressor",  # how other programs are to quantise it
 )
 # Around the text part: the vision tower and the ids that stand for images, which a prompt of text never has.
 HARMLESS_AROUND = ("vision_config", "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id")
-IGNORED = llama.BUFFERS
+IGNORED = llama.IGNORED
 LEFT_OUT = {r"(model\.)?(vision_model|multi_modal_projector)\..*": "its vision tower"}
 PARTS = {
     "attn.norm": "input_layernorm",
@@ -52,6 +55,16 @@ PARTS = {
     "moe.shared.up": "feed_forward.shared_expert.up_proj",
     "moe.shared.down": "feed_forward.shared_expert.down_proj",
 }
+GGUF_PARTS = {part: name for part, name in llama.GGUF_PARTS.items() if part not in ("attn.q_norm", "attn.k_norm")} | {
+    "moe.router": "ffn_gate_inp",
+    "moe.shared.gate": "ffn_gate_shexp",
+    "moe.shared.up": "ffn_up_shexp",
+    "moe.shared.down": "ffn_down_shexp",
+}
+# What GGUF files leave unsaid because all published models have it, but for the norm of heads, which Scout has and
+# Maverick has not: by the number of experts.
+CHUNK, NO_ROTATION_EVERY, GROWTH = 8192, 4, QueryGrowth(8192, 0.1)
+HEADS_NORMED = {16: True, 128: False}
 
 
 def spec_from_config(config: Config, name: str) -> ModelSpec:
@@ -84,7 +97,7 @@ def _text(config: Config, name: str, tied_head: bool) -> ModelSpec:
     norm = NormSpec("rms", config.get("rms_norm_eps", float, 1e-5))
     expert = FeedForwardSpec(config.size("intermediate_size"), activation, gated=True)
     dense = FeedForwardSpec(config.size("intermediate_size_mlp", 16384), activation, gated=True)
-    router = RouterSpec(config.size("num_experts_per_tok", 1), "sigmoid", renormalise=False, gate_input=True)
+    router = _router(config.size("num_experts_per_tok", 1))
     experts = ExpertsSpec(config.size("num_local_experts", 16), expert, router, shared=expert)
     layers = (
         LayerSpec(near if turns else far, experts if i in sparse else dense, norm) for i, turns in enumerate(turning)
@@ -125,6 +138,10 @@ def _attentions(config: Config) -> tuple[AttentionSpec, AttentionSpec]:
     tuned = config.optional("attn_temperature_tuning", object)
     config.only("attn_temperature_tuning", True, False, 4)
     return near, AttentionSpec(**shared, growth=growth if tuned is None or tuned else None)
+
+
+def _router(n_active: int) -> RouterSpec:
+    return RouterSpec(n_active, "sigmoid", renormalise=False, gate_input=True)
 
 
 def _turning_layers(config: Config, n_layers: int) -> list[bool]:
@@ -190,3 +207,54 @@ def _turned(stack: Weight, number: int, part: int, parts: int) -> Weight:
     matrix = stack.expert(number)
     width = matrix.shape[1] // parts
     return transposed_columns(matrix, part * width, (part + 1) * width)
+
+
+def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
+    """The spec that the metadata of a GGUF file describes (keys without their "llama4.").
+
+    Raises CutawayError for other numbers of experts than those of the published models: what such files leave
+    unsaid could not be known.
+    """
+    n_experts = config.size("expert_count")
+    config.only("expert_count", *HEADS_NORMED, why="whether heads are normed is known of the published models alone")
+    config.only("attention.sliding_window", CHUNK, why="files of the published models name no other chunk")
+    config.only("expert_gating_func", 2)
+    d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
+    d_head = config.size("attention.key_length", d_model // n_heads)
+    config.only("attention.value_length", d_head)
+    config.only("rope.dimension_count", d_head)
+    eps = decimal(config.get("attention.layer_norm_rms_epsilon", float))
+    shared = AttentionSpec(n_heads, config.size("attention.head_count_kv", n_heads), d_head)
+    near = replace(
+        shared,
+        rotary=gguf_rotary(config, tensors, d_head, pairing="adjacent"),
+        chunk=CHUNK,
+        qk_norm=NormSpec("rms", eps, gain=False) if HEADS_NORMED[n_experts] else None,
+        norm_after_rotary=HEADS_NORMED[n_experts],
+    )
+    far = replace(shared, growth=GROWTH)
+    expert = FeedForwardSpec(config.size("expert_feed_forward_length"), "silu", gated=True)
+    experts = ExpertsSpec(n_experts, expert, _router(config.size("expert_used_count")), shared=expert)
+    dense = FeedForwardSpec(config.size("feed_forward_length"), "silu", gated=True)
+    every, norm = config.size("interleave_moe_layer_step"), NormSpec("rms", eps)
+    layers = (
+        LayerSpec(far if i % NO_ROTATION_EVERY == 0 else near, experts if i % every == 0 else dense, norm)
+        for i in range(1, config.size("block_count", most=MOST_LAYERS) + 1)
+    )
+    spec = ModelSpec(
+        name,
+        tensors["token_embd.weight"].shape[0],
+        d_model,
+        tuple(layers),
+        final_norm=norm,
+        tied_head="output.weight" not in tensors,
+        context_length=config.optional_size("context_length"),
+    )
+    config.refuse_unread(GGUF_HARMLESS)
+    return spec
+
+
+def gguf_sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
+    """Our names → the tensors of a GGUF file: q and k in their own order, experts turned already."""
+    whole = {"embed.tokens": "token_embd", "final.norm": "output_norm", "head": "output"}
+    return named(spec, whole, GGUF_PARTS, "blk.") | expert_sources(spec, gguf_experts(tensors))
