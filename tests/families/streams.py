@@ -107,10 +107,16 @@ def shown(model: Any, ids: Sequence[int], **inputs: Any) -> dict[str, np.ndarray
 
 
 def assert_same(
-    model: cutaway.Model, reference: Any, ids: Sequence[int], within: float = EXACT, types: list[int] | None = None
+    model: cutaway.Model,
+    reference: Any,
+    ids: Sequence[int],
+    within: float = EXACT,
+    types: list[int] | None = None,
+    but: Sequence[str] = (),
 ) -> None:
-    """Every point that both sides show is the same, to `within` of its largest value."""
+    """Every point that both sides show, `but` these, is the same, to `within` of its largest value."""
     expected = shown(reference, ids, **({} if types is None else {"token_type_ids": torch.tensor([types])}))
+    expected = {name: value for name, value in expected.items() if name not in but}
     trace = model.trace(ids, points=[*expected], types=types)
     off = {name: deviation(trace[name], value) for name, value in expected.items()}
     assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}

@@ -195,7 +195,7 @@ def test_an_encoder_without_a_head_gives_vectors_and_says_that_it_cannot_continu
     trace = model.trace([3, 1, 4])
     assert trace["layers.1.resid_post"].shape == (3, 24) and trace["pooler.out"].shape == (1, 24)
     for refused in (lambda: trace.next_tokens(3), lambda: trace.last_logits, lambda: model.generate([3, 1, 4])):
-        with pytest.raises(CutawayError, match=r"encoder|both directions"):
+        with pytest.raises(CutawayError, match="is an encoder"):
             refused()
     with pytest.raises(CutawayError, match="logits"):
         model.trace([3, 1, 4], points=["logits"])
@@ -207,7 +207,7 @@ def test_a_masked_language_model_fills_in_and_says_that_it_cannot_continue(cases
     ids = prompt(71, 9)
     best = int(np.argmax(model.trace(ids).logits[4]))
     assert best == int(np.argmax(shown(reference, ids)["logits"][4]))
-    with pytest.raises(CutawayError, match="both directions"):
+    with pytest.raises(CutawayError, match=r"both directions and cannot continue"):
         model.generate(ids)
 
 
