@@ -69,6 +69,7 @@ class Trace:
         self._rows = None if positions is None else _rows(positions, layout.rows)
         self._values: dict[Point, Any] = dict(values)
         self._last_logits = last_logits  # [V], of the last position; None without a head
+        self._addresses = {str(point): point for point in plan.points}
         self._made: dict[Point, np.ndarray] = {}
         self._cut: set[Point] = set()  # points of which only the rows asked for are still stored
         self._piece = piece
@@ -77,15 +78,15 @@ class Trace:
     @property
     def points(self) -> list[str]:
         """The addresses that can be read, in the order of the pass."""
-        return [str(point) for point in self._plan.points]
+        return list(self._addresses)
 
     def __contains__(self, point: object) -> bool:
-        return isinstance(point, str | Point) and str(point) in self.points
+        return isinstance(point, str | Point) and str(point) in self._addresses
 
     def __getitem__(self, point: str | Point) -> np.ndarray:
         """The value at an address. Raises CutawayError if the model has no such point or the trace did not keep it."""
-        at = parse_point(point, self.spec)
-        if at not in self._plan.points:
+        at = self._addresses.get(str(point)) or parse_point(point, self.spec)
+        if str(at) not in self._addresses:
             raise CutawayError(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
         if at not in self._made:
             value = np.asarray(self._work_out(at)).view()
