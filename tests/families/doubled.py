@@ -18,6 +18,21 @@ logging.disable_progress_bar()
 torch.set_num_threads(1)
 
 EXACT, SINGLE = 1e-9, 1e-5
+# Modules of a layer → our points, and which of several returned values it is.
+INSIDE = {
+    "": ("resid_post", 0),
+    "input_layernorm": ("attn.norm", 0),
+    "self_attn.q_a_layernorm": ("attn.q_latent", 0),
+    "self_attn.kv_a_layernorm": ("attn.kv_latent", 0),
+    "self_attn.o_proj": ("attn.raw", 0),
+    "post_attention_layernorm": ("mlp.norm", 0),
+    "mlp.gate": ("moe.router_logits", 0),
+    "mlp.shared_experts": ("moe.shared_out", 0),
+    "mlp": ("mlp.out", 0),
+    "feed_forward.router": ("moe.router_logits", 1),
+    "feed_forward.shared_expert": ("moe.shared_out", 0),
+    "feed_forward": ("mlp.out", 0),
+}
 
 
 class doubled(TorchFunctionMode):
@@ -87,13 +102,18 @@ def deviation(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def shown(model: Any, ids: Sequence[int], left_pads: int = 0) -> dict[str, np.ndarray]:
-    """What `transformers` computes, under our addresses: embedding, streams, patterns, router logits, logits.
+    """What `transformers` computes, under our addresses: streams, patterns, latents, router logits, logits and more.
 
     With `left_pads`, of a batch in which so many pads stand before the sequence: the sequence's own rows.
     """
     points: dict[str, np.ndarray] = {}
     text = model.model.language_model if hasattr(model.model, "language_model") else model.model
-    hooks = [_keep(layer, points, f"layers.{i}.resid_post", left_pads) for i, layer in enumerate(text.layers)]
+    hooks = [
+        _keep(module, points, f"layers.{i}.{point}", left_pads, part)
+        for i, layer in enumerate(text.layers)
+        for name, (point, part) in INSIDE.items()
+        if (module := dict(layer.named_modules()).get(name)) is not None
+    ]
     rows = [0] * left_pads + list(ids)
     mask = torch.tensor([[0] * left_pads + [1] * len(ids)])
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
@@ -119,9 +139,9 @@ def shown(model: Any, ids: Sequence[int], left_pads: int = 0) -> dict[str, np.nd
     return points
 
 
-def _keep(module: torch.nn.Module, points: dict[str, np.ndarray], name: str, first: int) -> Any:
+def _keep(module: torch.nn.Module, points: dict[str, np.ndarray], name: str, first: int, part: int) -> Any:
     def hook(_: Any, __: Any, returned: Any) -> None:
-        value = returned[0] if isinstance(returned, tuple) else returned
+        value = returned[part] if isinstance(returned, tuple) else returned
         points[name] = value.detach().reshape(-1, value.shape[-1])[first:].numpy().copy()
 
     return module.register_forward_hook(hook)
