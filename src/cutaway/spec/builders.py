@@ -1,5 +1,7 @@
 """Specs of the two shapes that most models have, from a handful of sizes."""
 
+from dataclasses import replace
+
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.feedforward import Activation, FeedForwardSpec
 from cutaway.spec.model import LayerSpec, ModelSpec
@@ -38,6 +40,19 @@ def gpt2_like(
         tied_head=tied_head,
         context_length=n_max,
     )
+
+
+def alternately_banded(spec: ModelSpec, band: int) -> ModelSpec:
+    """The same model, but every second layer, from layer 1, sees only the last `band` tokens, its own included.
+
+    (GPT-3's "alternating dense and locally banded" layers, Brown et al. 2020; the sparse transformer of Child et
+    al. 2019.) Every weight stays as it is.
+    """
+    layers = tuple(
+        replace(layer, attention=replace(layer.attention, window=band)) if i % 2 else layer
+        for i, layer in enumerate(spec.layers)
+    )
+    return replace(spec, layers=layers)
 
 
 def llama_like(

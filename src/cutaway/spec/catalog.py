@@ -7,7 +7,7 @@ from typing import Any
 
 from cutaway.errors import CutawayError
 from cutaway.spec.attention import AttentionSpec, LatentSpec, QueryGrowth
-from cutaway.spec.builders import gpt2_like, llama_like
+from cutaway.spec.builders import alternately_banded, gpt2_like, llama_like
 from cutaway.spec.feedforward import ExpertsSpec, FeedForwardSpec, RouterSpec
 from cutaway.spec.model import LayerSpec, ModelSpec
 from cutaway.spec.norm import NormSpec
@@ -33,13 +33,7 @@ def gpt3(name: str = "gpt3-175b", band: int | None = None) -> ModelSpec:
     number all layers are dense. It changes no parameter.
     """
     spec = gpt2_like(name, d_model=12288, n_layers=96, n_heads=96, n_max=2048)
-    if band is None:
-        return spec
-    layers = tuple(
-        replace(layer, attention=replace(layer.attention, window=band)) if i % 2 else layer
-        for i, layer in enumerate(spec.layers)
-    )
-    return replace(spec, layers=layers)
+    return spec if band is None else alternately_banded(spec, band)
 
 
 def mixtral() -> ModelSpec:
