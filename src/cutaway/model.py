@@ -207,7 +207,7 @@ class Model:
 
     def _last_logits(self, ids: Sequence[int], cache: KVCache) -> np.ndarray:
         ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache])
-        return self._checked(self.engine.numpy(ran.logits)[-1], ids)
+        return self._checked(self.engine.numpy(ran.logits)[-1], cache.ids)
 
     def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
         ran = transformer(self.engine, self.spec, self.parameters, sequences, rows=())
@@ -229,7 +229,10 @@ class Model:
         recorder = Recorder(self.engine, layout, plan.kept)
         caches = None if cache is None else [cache]
         ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder, types=types)
-        last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], prompt.ids)
+        whole = prompt.ids if cache is None else cache.ids
+        last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], whole)
+        if (pooled := recorder.kept.get(Point("pooler.out"))) is not None:
+            self._checked(self.engine.numpy(pooled), whole)
         piece = self._piece if self._tokenizer is not None else None
         return Trace(
             self.engine,
@@ -245,6 +248,7 @@ class Model:
         )
 
     def _checked(self, result: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+        """`result` of a pass over `ids`, cached ones included; CutawayError where it is not finite."""
         if not np.isfinite(result).all():
             where = first_nonfinite(self.engine, self.spec, self.parameters, ids)
             raise CutawayError(f"{self.spec.name} computes no usable numbers: {where}")

@@ -18,9 +18,8 @@ class _Found(Exception):
 class _Finder:
     """A tap that stops the pass where a NaN (or, outside the mask, an infinity) first appears."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._layer: int | None = None
+    def __init__(self, engine: Engine, layer: int | None = None) -> None:
+        self._engine, self._layer = engine, layer
 
     def __call__(self, name: str, value: Array) -> Array:
         if name != "tokens":
@@ -32,19 +31,17 @@ class _Finder:
         return value
 
     def at(self, layer: int) -> "_Finder":
-        self._layer = layer
-        return self
+        return _Finder(self._engine, layer)
 
     def _check(self, name: str, value: np.ndarray) -> None:
         bad = np.isnan(value) if name == "attn.masked" else ~np.isfinite(value)
         if bad.any():
             index = np.unravel_index(int(np.argmax(bad)), value.shape)
-            layer = None if name in ("final.norm", "logits") else self._layer
-            raise _Found(Point(name, layer), value[index], [int(i) for i in index])
+            raise _Found(Point(name, self._layer), value[index], [int(i) for i in index])
 
 
 def first_nonfinite(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> str:
-    """Run the pass again and say, in one sentence, at which point the numbers first broke, and through which weight."""
+    """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and through which weight."""
     try:
         transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine))
     except _Found as found:

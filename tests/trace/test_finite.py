@@ -1,0 +1,53 @@
+"""Where numbers stop being numbers is said: the first point, and the weight that holds what is none."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cutaway import CutawayError
+from cutaway.checkpoints.load import Checkpoint
+from cutaway.checkpoints.sources import Location
+from cutaway.engines.numpy import NumpyEngine
+from cutaway.engines.weights import Weight
+from cutaway.model import Model
+from cutaway.spec import ModelSpec
+from random_models import GPT2, LLAMA, POST, random_ids, random_weights
+
+
+def spoilt_model(spec: ModelSpec, name: str, at: tuple[int, int], value: float = np.nan) -> Model:
+    """A random model of whose weight `name` one number is `value`."""
+    weights = random_weights(spec)
+    numbers = np.array(weights[name].dequantise(np.float64))
+    numbers[at] = value
+    weights[name] = Weight.of(numbers)
+    where = Location(Path("nowhere"), "folder", spec.name, "made up")
+    return Model(Checkpoint(spec, weights, None, where), NumpyEngine("float64"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "weight", "value", "point"),
+    [
+        (GPT2, "layers.1.attn.q.weight", np.nan, "layers.1.attn.q"),
+        (GPT2, "layers.1.attn.q.weight", np.inf, "layers.1.attn.q"),
+        (LLAMA, "layers.0.mlp.down.weight", np.inf, "layers.0.mlp.raw"),
+        (LLAMA, "head.weight", np.nan, "logits"),
+        (replace(POST, pooler=True), "pooler.weight", np.nan, "pooler.out"),
+    ],
+)
+def test_a_weight_that_is_no_number_is_named_with_the_point_that_it_breaks(spec, weight, value, point):
+    said = rf"{spec.name} computes no usable numbers: {point} is -?(nan|inf) at \[.*\]; {weight} holds values"
+    with pytest.raises(CutawayError, match=said):
+        spoilt_model(spec, weight, (0, 0), value).trace(random_ids(spec, 5))
+
+
+def test_a_position_reached_while_generating_is_named_too():
+    """The last pass held one token only; what is looked through again is the whole sequence."""
+    model = spoilt_model(GPT2, "embed.positions", (7, 3))
+    said = r"embed.positions is nan at \[7, 3\]; embed.positions holds values that are not finite"
+    for points in ((), ("layers.1.mlp.out",)):
+        steps = model.stream(random_ids(GPT2, 5), max_tokens=10, temperature=0, points=points)
+        assert [next(steps).index for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(CutawayError, match=said):
+            next(steps)
