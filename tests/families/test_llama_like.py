@@ -169,6 +169,15 @@ def test_the_older_spelling_says_the_same(tiny: Tiny, new: dict[str, Any], made:
     assert older.spec == replace(spec, name=older.spec.name)
 
 
+@pytest.mark.parametrize("tiny", (QWEN2[0], QWEN2[2], QWEN3[3]), ids=lambda tiny: tiny.name)
+def test_without_a_list_the_last_layers_have_the_windows(tiny: Tiny, made: Any, tmp_path: Path) -> None:
+    """transformers 5 lists the layers; the published configurations say from which layer on, if at all."""
+    folder, reference = made(tiny)
+    model = exact(rewritten(folder, tmp_path, {}, without=("layer_types",)))
+    with llama_like_lifted():
+        assert_same(model, reference, prompt(67, 65))
+
+
 def test_an_absent_window_of_mistral_is_the_first_models_and_null_is_none(made: Any, tmp_path: Path) -> None:
     folder, _ = made(MISTRAL[1])
     absent = rewritten(folder, tmp_path, {}, without=("sliding_window",))
