@@ -209,6 +209,8 @@ def test_a_masked_language_model_fills_in_and_says_that_it_cannot_continue(cases
     assert best == int(np.argmax(shown(reference, ids)["logits"][4]))
     with pytest.raises(CutawayError, match=r"both directions and cannot continue"):
         model.generate(ids)
+    with pytest.raises(CutawayError, match="none says what comes next"):
+        model.trace(ids).next_tokens()
 
 
 def test_types_are_one_known_kind_for_each_token(cases: dict) -> None:

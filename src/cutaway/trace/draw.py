@@ -265,7 +265,7 @@ def _edge(layer: Mapping[str, Any]) -> str:
 def draw_next_tokens(page: Page, told: Mapping[str, Any]) -> None:
     """The likeliest next tokens with their probabilities, and what is left for all others."""
     likeliest = told["next_tokens"]
-    if not likeliest:  # an encoder without a head gives vectors
+    if not likeliest:  # an encoder does not say what comes next
         return
     page.heading("The next token", "softmax of the last row of the logits; nothing is filtered, the temperature is 1.")
     rest = told["model"]["vocab_size"] - len(likeliest)

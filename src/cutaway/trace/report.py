@@ -52,7 +52,7 @@ def report(
         "layers": [_layer(trace, index) for index in range(spec.n_layers)],
         "next_tokens": [
             {"id": t.id, "piece": t.text, "logit": t.logit, "probability": t.probability}
-            for t in ([] if spec.headless else trace.next_tokens(top))
+            for t in ([] if spec.headless or not spec.causal else trace.next_tokens(top))
         ],
         **whole,
     }
@@ -183,7 +183,7 @@ def _mean_norm(trace: Trace, layer: int, name: str) -> float | None:
     if point not in trace:
         return None
     lengths = np.linalg.norm(trace[point].astype(np.float64), axis=-1)
-    with_first = trace.past == 0 and (trace._rows is None or trace._rows[0] == 0)
+    with_first = trace.past == 0 and trace.rows[0] == 0
     return float(lengths[1 if with_first and len(lengths) > 1 else 0 :].mean())
 
 

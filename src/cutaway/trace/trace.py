@@ -1,6 +1,7 @@
 """What a pass computed, by address: `trace["layers.3.attn.pattern"]`."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
-from cutaway.trace.derive import head_out_point, logits_point, row_blocks_point
+from cutaway.trace.derive import head_out_point, logits_point, pattern_rows, row_blocks_point
 from cutaway.trace.plan import Plan, made_from
 from cutaway.trace.recorder import ROW_BLOCKS
 
@@ -44,7 +45,7 @@ class Trace:
     """The values of one pass over one sequence; read-only NumPy arrays in the engine's precision.
 
     `positions` are the rows that it holds (None: all), in every `[T, …]` point and among the query rows of
-    the T × T points.
+    the T × T points. Safe to read from several threads at once.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Trace:
         values: Mapping[Point, Any],
         last_logits: np.ndarray | None,
         positions: Sequence[int] | None = None,
-        piece: Any = None,
+        piece: Callable[[int], str] | None = None,
     ) -> None:
         self.spec = spec
         self.prompt = prompt
@@ -71,6 +72,7 @@ class Trace:
         self._last_logits = last_logits  # [V], of the last position; None without a head
         self._addresses = {str(point): point for point in plan.points}
         self._made: dict[Point, np.ndarray] = {}
+        self._lock = threading.Lock()  # of `_made`
         self._cut: set[Point] = set()  # points of which only the rows asked for are still stored
         self._piece = piece
         self._drop_unneeded_rows()
@@ -88,15 +90,35 @@ class Trace:
         at = self._addresses.get(str(point)) or parse_point(point, self.spec)
         if str(at) not in self._addresses:
             raise CutawayError(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
-        if at not in self._made:
-            value = np.asarray(self._work_out(at)).view()
-            value.flags.writeable = False
-            self._made[at] = value
-            worked_out = [point for point in self._made if point not in self._values]
-            if len(worked_out) > REMEMBERED:  # the oldest goes: all patterns of a model are far more than its streams
-                del self._made[worked_out[0]]
-            return value
-        return self._made[at]
+        if at in self._values:
+            return _read_only(self._work_out(at))
+        with self._lock:
+            made = self._made.get(at)
+        if made is None:
+            made = _read_only(self._work_out(at))
+            with self._lock:
+                self._made[at] = made
+                while len(self._made) > REMEMBERED:  # all patterns of a model are far more than its streams
+                    del self._made[next(iter(self._made))]  # the oldest goes
+        return made
+
+    @property
+    def rows(self) -> np.ndarray:
+        """Which tokens of the prompt the rows of a `[T, …]` point belong to, `int [rows held]`."""
+        return np.arange(self._layout.rows) if self._rows is None else self._rows
+
+    def pattern_rows(self, layer: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The pattern of a layer in blocks of query rows: their positions, and their weights `[H, R, S]`.
+
+        S reaches to the last key that the block may see. Where the pattern is worked out, no T × T array exists.
+        Raises CutawayError where the trace did not keep it.
+        """
+        at = Point("attn.pattern", layer)
+        if self._rows is not None or at in self._values or at not in self._plan.points:
+            yield self.rows + self.past, self[at]
+            return
+        q, k = (self._values[source] for source in made_from(self.spec, at))
+        yield from pattern_rows(self._engine, self.spec, layer, q, k)
 
     @property
     def logits(self) -> np.ndarray:
@@ -120,6 +142,11 @@ class Trace:
         if count < 1:
             raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
         p, logits = self.probabilities, self.last_logits
+        if not self.spec.causal:
+            raise CutawayError(
+                f"{self.spec.name} reads in both directions: each row of its logits says what stands at that position, "
+                "and none says what comes next. Read `logits`."
+            )
         best = np.argsort(-p, kind="stable")[:count]
         return [
             NextToken(int(i), self._piece(int(i)) if self._piece else "", float(logits[i]), float(p[i])) for i in best
@@ -168,6 +195,12 @@ class Trace:
         for point in [p for p, value in self._values.items() if p not in needed and not isinstance(value, dict)]:
             self._values[point] = self._chosen(point, np.asarray(self._values[point]))
             self._cut.add(point)
+
+
+def _read_only(value: np.ndarray) -> np.ndarray:
+    view = np.asarray(value).view()
+    view.flags.writeable = False
+    return view
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
