@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cutaway.checkpoints.eight_bit import check_quantisation
 from cutaway.checkpoints.families import gguf_rope
 from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
 from cutaway.checkpoints.families.gguf_rope import gguf_rotary
@@ -95,7 +96,8 @@ def llama_spec(
     config.only("hidden_act", *ACTIVATIONS)
     config.only("is_encoder_decoder", False)
     config.only("add_cross_attention", False)
-    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+    if (settings := config.optional("quantization_config", dict)) is not None:
+        check_quantisation(settings, config.where)
     return llama_like(
         name,
         vocab_size=config.size("vocab_size"),

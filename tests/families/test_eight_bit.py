@@ -1,4 +1,4 @@
-"""DeepSeek-V3 as it is published: 8-bit floats with a scale for every 128 × 128 block."""
+"""Models as DeepSeek-V3 and Qwen3 publish them: 8-bit floats with a scale for every 128 × 128 block."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 import torch
 from doubled import EXACT, SINGLE, built, deviation, prompt, saved, shown
 from safetensors.torch import load_file, save_file
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 import cutaway
 from cutaway.errors import CutawayError
@@ -39,11 +39,10 @@ def quantised(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     return codes, scales, worth
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder, as DeepSeek lays it out, and the float64 model of exactly its numbers."""
-    model = built(DeepseekV3ForCausalLM, DeepseekV3Config(**SETTINGS))
-    folder = saved(model, tmp_path_factory.mktemp("fp8"), torch.float32)
+def publish(kind: Any, config: Any, folder: Path) -> tuple[Path, Any]:
+    """The folder, laid out as these models are published, and the float64 model of exactly its numbers."""
+    model = built(kind, config)
+    saved(model, folder, torch.float32)
     stored, worth = {}, {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         if "proj" in name:
@@ -51,13 +50,26 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
         else:
             stored[name] = worth[name] = tensor
     save_file(worth, folder / "model.safetensors")
-    reference = DeepseekV3ForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64)
+    reference = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64)
     reference.config._experts_implementation = "eager"
     reference.model.rotary_emb = model.model.rotary_emb  # its angles are worked out in float64
     save_file(stored, folder / "model.safetensors")
-    config = folder / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": QUANTISED}))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": QUANTISED}))
     return folder, reference.to(torch.float64).eval()
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    return publish(DeepseekV3ForCausalLM, DeepseekV3Config(**SETTINGS), tmp_path_factory.mktemp("fp8"))
+
+
+def assert_same(model: cutaway.Model, reference: Any, length: int, within: float) -> None:
+    ids = prompt(67, length)
+    expected = shown(reference, ids)
+    trace = model.trace(ids, points=[*expected])
+    off = {name: deviation(trace[name], value) for name, value in expected.items()}
+    assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}
 
 
 def test_logits_and_streams_are_those_of_the_same_numbers(published: tuple[Path, Any]) -> None:
@@ -68,11 +80,17 @@ def test_logits_and_streams_are_those_of_the_same_numbers(published: tuple[Path,
         assert stored["layers.1.moe.experts.3.down.weight"].kind == "F8_E4M3_128"
         assert stored["layers.0.attn.kv_down.weight"].shape == (128, 256)
         for length in (1, 70):
-            ids = prompt(67, length)
-            expected = shown(reference, ids)
-            trace = model.trace(ids, points=[*expected])
-            off = {name: deviation(trace[name], value) for name, value in expected.items()}
-            assert max(off.values()) < within, off
+            assert_same(model, reference, length, within)
+
+
+def test_a_llama_like_model_is_read_as_well(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 67, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "head_dim": 64}
+    config = Qwen3Config(**sizes, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+    folder, reference = publish(Qwen3ForCausalLM, config, tmp_path)
+    for engine, dtype, within in (("numpy", "float64", EXACT), ("cpu", None, SINGLE)):
+        model = cutaway.load(folder, engine=engine, dtype=dtype)
+        assert model.parameters.stored["layers.1.mlp.down.weight"].kind == "F8_E4M3_128"
+        assert_same(model, reference, 70, within)
 
 
 def test_a_matrix_that_two_weights_share_is_laid_out_once(published: tuple[Path, Any]) -> None:
