@@ -54,6 +54,14 @@ def test_a_bare_trace_shows_itself_and_says_what_it_did_not_keep(model, capsys):
     assert re.search(r'^next  1  "potion"', out, re.MULTILINE)
 
 
+def test_rows_of_some_positions_bear_their_own_tokens(model):
+    trace = model.trace("<BOS> dragon drinks fire", positions=[2, 1])
+    page = drawn(draw_head, trace, 1, 0)
+    assert re.findall(r'^query +(\d+) ("\S+")', page, re.MULTILINE) == [("2", '"drinks"'), ("1", '"dragon"')]
+    assert '"drinks" (at 2) → "dragon" (at 1)' in page
+    assert "the row of token 1 (" in drawn(draw_trace, trace, 1)
+
+
 def test_the_stream_is_a_band_that_each_sub_layer_leaves_and_joins(model):
     trace = model.trace("<BOS> dragon drinks", points=overview_points(model.spec, 1))
     page = drawn(draw_trace, trace, 1, width=200)

@@ -121,6 +121,9 @@ def test_a_trace_of_some_positions_tells_their_rows(model):
     assert stages["layers.0.resid_post"]["values"] == whole["layers.0.resid_post"][2, :8].tolist()
     assert strongest_edge(some, 0).query == 2
     assert hidden_cells(some, 0).tolist() == [[False, False, False, True]]
+    assert report(some)["row"] == 2
+    mixed = report(model.trace(PROMPT, positions=[2, 0]))["layers"][0]
+    assert mixed["resid_post"] == pytest.approx(np.linalg.norm(whole["layers.0.resid_post"][2]))
 
 
 def test_the_mask_hides_the_future_and_nothing_else(trace):

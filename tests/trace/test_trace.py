@@ -1,6 +1,7 @@
 """What a trace keeps, what it hands out, and that watching a pass does nothing to it."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -150,6 +151,18 @@ def test_rows_that_were_not_asked_for_are_let_go():
     model, ids = random_model(LLAMA), random_ids(LLAMA, 200)
     trace = model.trace(ids, points=["layers.*.resid_post", "layers.*.mlp.act"], positions=[-1])
     assert held_bytes(trace) < 8 * 200 * LLAMA.d_model
+
+
+def test_a_trace_may_be_read_from_several_threads_at_once():
+    trace = random_model(LLAMA).trace(random_ids(LLAMA, 30), points=["*"])
+    expected = {point: trace[point].copy() for point in trace.points}
+
+    def read(seed: int) -> bool:
+        order = np.random.default_rng(seed).permutation(trace.points * 5)
+        return all(np.array_equal(trace[str(point)], expected[point], equal_nan=True) for point in order)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(read, range(4)))
 
 
 # Memory

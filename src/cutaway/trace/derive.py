@@ -1,11 +1,15 @@
 """Working out a point from the stored ones, with the very functions of the pass, so that the bits are the same."""
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.attention import head_outputs, pattern_blocks, scored
 from cutaway.forward.head import logits
 from cutaway.forward.parameters import Parameters
-from cutaway.points import Point
+from cutaway.points import Point, Unwatched
 from cutaway.spec import ModelSpec
 from cutaway.trace.recorder import Recorder
 
@@ -30,6 +34,18 @@ def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k:
                 rest = scored(engine, attention, rest, layout.segments[0], rows)
             recorder.kept[point][0][:, rows, seen:] = rest
     return recorder.kept[point][0]
+
+
+def pattern_rows(
+    engine: Engine, spec: ModelSpec, layer: int, q: Array, k: Array
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The pattern of one sequence from its q and k, in blocks: positions of the rows, and `[H, R, S]` weights.
+
+    The weights stand in a scratch: they are the caller's until the next block is asked for.
+    """
+    segment = Layout.of([q.shape[1]]).segments[0]
+    for rows, pattern in pattern_blocks(engine, spec.layers[layer].attention, q, k, segment, 0, Unwatched()):
+        yield np.arange(rows.start, rows.stop), engine.numpy(pattern)
 
 
 def head_out_point(engine: Engine, parameters: Parameters, point: Point, z: Array, layout: Layout) -> Array:

@@ -120,11 +120,12 @@ def _chip(piece: str, width: int) -> Text:
 def draw_stages(page: Page, told: Mapping[str, Any]) -> None:
     """Every stage outside the layers and in one layer: address, meaning, shape, and a row of real values."""
     stages = told["stages"]
-    last = quoted(told["tokens"][-1]["piece"])
+    token = told["tokens"][told["row"]]
+    whose = "last token's row" if token is told["tokens"][-1] else f"row of token {token['position']}"
     heads = f"; of head {told['head']} where a stage has heads" if told["model"]["heads"] != 1 else ""
     page.heading(
         f"The pass, stage by stage, through layer {told['layer']} (of 0 to {told['model']['layers'] - 1})",
-        f"Values: the first numbers of the last token's row ({last}){heads}. ‖x‖: the length of that row.",
+        f"Values: the first numbers of the {whose} ({quoted(token['piece'])}){heads}. ‖x‖: the length of that row.",
     )
     shapes = [_shape(stage) for stage in stages]
     address_width = max(len(stage["point"]) for stage in stages) + 2

@@ -41,7 +41,7 @@ class _Finder:
 
 
 def first_nonfinite(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> str:
-    """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and through which weight."""
+    """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and by which weight."""
     try:
         transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine))
     except _Found as found:

@@ -34,8 +34,9 @@ def draw_head(
     address = f"layers.{layer}.attn.pattern"
     pattern = np.asarray(trace[address][head], np.float64)
     hidden = hidden_cells(trace, layer)
-    labels = [quoted(token["piece"]) for token in told["tokens"]]
-    keys = [f"{position}" for position in range(trace.past)] + labels
+    pieces = [quoted(token["piece"]) for token in told["tokens"]]
+    keys = [f"{position}" for position in range(trace.past)] + pieces
+    queries: list[int] = (trace.rows + trace.past).tolist()  # positions, of the rows that the trace holds
     draw_model(page, told)
     draw_tokens(page, told)
     page.heading(
@@ -44,15 +45,15 @@ def draw_head(
         f"{HATCH if not page.plain else '·'} is masked: it may not be seen.",
     )
     if page.plain:
-        _table(page, pattern, hidden, labels, keys)
+        _table(page, pattern, hidden, queries, keys)
     else:
-        _map(page, pattern, hidden, labels, keys)
+        _map(page, pattern, hidden, queries, keys)
         _legend(page)
-    _strongest(page, pattern, labels, keys, trace.past)
+    _strongest(page, pattern, queries, keys)
 
 
-def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[str], keys: Sequence[str]) -> None:
-    label_width = min(max(map(cell_len, labels)), max(10, page.width // 5)) + 5
+def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, queries: Sequence[int], keys: Sequence[str]) -> None:
+    label_width = min(max(cell_len(keys[query]) for query in queries), max(10, page.width // 5)) + 5
     room = page.width - label_width - 1
     columns = pattern.shape[1]
     cell = min(_WIDEST_CELL, max(map(cell_len, keys)) + 1, room // columns)
@@ -66,10 +67,9 @@ def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[s
         )
         pattern, hidden = _pooled(pattern, hidden, pool)
     _key_labels(page, keys, label_width, cell, pool)
-    for row, (weights, masked) in enumerate(zip(pattern, hidden, strict=True)):
-        token = row * pool
-        line = Text.assemble((f"{token:>4} ", "dim"))
-        line.append(fit(labels[token], label_width - 5))
+    for query, weights, masked in zip(queries[::pool], pattern, hidden, strict=True):
+        line = Text.assemble((f"{query:>4} ", "dim"))
+        line.append(fit(keys[query], label_width - 5))
         for weight, is_masked in zip(weights, masked, strict=True):
             line.append_text(_cell(float(weight), bool(is_masked), cell, page.coloured))
         page.line(line)
@@ -123,25 +123,24 @@ def _legend(page: Page) -> None:
     page.line(line)
 
 
-def _table(page: Page, pattern: np.ndarray, hidden: np.ndarray, labels: Sequence[str], keys: Sequence[str]) -> None:
+def _table(page: Page, pattern: np.ndarray, hidden: np.ndarray, queries: Sequence[int], keys: Sequence[str]) -> None:
     """The weights as numbers, one row a line."""
     shown = min(pattern.shape[1], _PLAIN_KEYS)
     if shown < pattern.shape[1]:
         page.note(f"The first {shown} of {pattern.shape[1]} keys are shown; --json and --save have every weight.")
-    wide = min(max(map(cell_len, labels)), 20) + 1
+    wide = min(max(cell_len(keys[query]) for query in queries), 20) + 1
     page.line(" " * (wide + 11) + "".join(fit(key, 8) + " " for key in keys[:shown]))
-    for row, (weights, masked) in enumerate(zip(pattern, hidden, strict=True)):
+    for query, weights, masked in zip(queries, pattern, hidden, strict=True):
         cells = "".join(
             fit("·" if m else f"{w:.4f}", 8) + " " for w, m in zip(weights[:shown], masked[:shown], strict=True)
         )
-        page.line(f"query {row:>4} {fit(labels[row], wide)}{cells}")
+        page.line(f"query {query:>4} {fit(keys[query], wide)}{cells}")
 
 
-def _strongest(page: Page, pattern: np.ndarray, labels: Sequence[str], keys: Sequence[str], past: int) -> None:
+def _strongest(page: Page, pattern: np.ndarray, queries: Sequence[int], keys: Sequence[str]) -> None:
     """The strongest edges in words, those to the first token and to oneself left out where there are others."""
-    positions = np.arange(pattern.shape[0])[:, None] + past
     columns = np.arange(pattern.shape[1])[None, :]
-    proper = np.where((columns > 0) & (columns != positions), pattern, 0.0)
+    proper = np.where((columns > 0) & (columns != np.array(queries)[:, None]), pattern, 0.0)
     if not proper.any():
         return
     best: list[Any] = np.argsort(-proper, axis=None, kind="stable")[:5].tolist()
@@ -149,4 +148,5 @@ def _strongest(page: Page, pattern: np.ndarray, labels: Sequence[str], keys: Seq
     for place in best:
         row, column = divmod(place, pattern.shape[1])
         if proper[row, column] > 0:
-            page.line(f"{proper[row, column]:6.4f}  {labels[row]} (at {row + past}) → {keys[column]} (at {column})")
+            query = queries[row]
+            page.line(f"{proper[row, column]:6.4f}  {keys[query]} (at {query}) → {keys[column]} (at {column})")

@@ -25,9 +25,9 @@ def report(
     """The pass as dicts, lists, text and finite numbers (null stands for −∞ and for what is not a number).
 
     `stages` are those outside the layers and those of layer `layer`, each with the `first` numbers of one row:
-    the last token's, of head `head` (0 where not given) where a stage has heads. `layers` has one entry per
-    layer, whose norms are means over the tokens but the first. With `point`, `values` holds that tensor whole.
-    Raises CutawayError for a layer, head or point that the model does not have, or the trace did not keep.
+    that of token `row`, the last one, of head `head` (0 where not given) where a stage has heads. `layers` has one
+    entry per layer, whose norms are means over the tokens but the first. With `point`, `values` holds that tensor
+    whole. Raises CutawayError for a layer, head or point that the model does not have, or the trace did not keep.
     """
     spec = trace.spec
     layer = layer_index(spec, layer)
@@ -46,6 +46,7 @@ def report(
         ],
         "layer": layer,
         "head": row_head,
+        "row": int(trace.rows[-1]),
         "stages": [
             _stage(trace, at, row_head, first) for at in points_of(spec) if at.layer is None or at.layer == layer
         ],
@@ -183,8 +184,8 @@ def _mean_norm(trace: Trace, layer: int, name: str) -> float | None:
     if point not in trace:
         return None
     lengths = np.linalg.norm(trace[point].astype(np.float64), axis=-1)
-    with_first = trace.past == 0 and trace.rows[0] == 0
-    return float(lengths[1 if with_first and len(lengths) > 1 else 0 :].mean())
+    later = trace.rows + trace.past > 0
+    return float(lengths[later].mean() if later.any() else lengths.mean())
 
 
 def _place(trace: Trace, position: int) -> Mapping[str, Any]:

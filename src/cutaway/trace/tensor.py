@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.points import Point, parse_point
+from cutaway.points import Point, parse_point, shape_symbols
 from cutaway.trace.draw import draw_model, draw_tokens
 from cutaway.trace.edges import hidden_cells
 from cutaway.trace.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
@@ -41,11 +41,11 @@ def draw_point(
     draw_model(page, told)
     draw_tokens(page, told)
     page.heading(
-        f"{point}  [{', '.join(info.shape)}] = {list(value.shape)}",
+        f"{point}  [{', '.join(shape_symbols(point, trace.spec))}] = {list(value.shape)}",
         f"{_sentence(info.meaning)} Why: {info.reason} (chapter {info.chapter}).",
     )
     pieces = [quoted(token["piece"]) for token in told["tokens"]]
-    rows = pieces if trace._rows is None else [pieces[row] for row in trace._rows]
+    rows = [pieces[row] for row in trace.rows]
     keys = [str(position) for position in range(trace.past)] + pieces if info.shape[-1] == "S" else None
     hidden = hidden_cells(trace, layer) if point.name in ("attn.masked", "attn.pattern") else None
     cropped = False

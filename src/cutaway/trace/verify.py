@@ -45,10 +45,12 @@ def verify(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequenc
     yield _bits("values patched in from the same pass change nothing, bit for bit", patched, plain)
 
     prompt = Prompt(tuple(int(i) for i in sequence), (), "")
-    trace = Trace(engine, spec, parameters, prompt, plan, layout, watcher.kept, plain)
     worked_out = Trace(engine, spec, parameters, prompt, plan, layout, {p: watcher.kept[p] for p in plan.kept}, plain)
     yield _same_when_worked_out(spec, watcher, worked_out)
-    yield from identities(_with_all_logits(trace, worked_out), parameters)
+    values = dict(watcher.kept)
+    if not spec.headless:  # the watched pass worked out the last row only
+        values[Point("logits")] = worked_out.logits
+    yield from identities(Trace(engine, spec, parameters, prompt, plan, layout, values, plain), parameters)
 
     company = [sequence[: max(1, len(sequence) // 3)], sequence, sequence[:1]]
     yield _bits("company changes nothing, bit for bit", run(company), plain)
@@ -94,13 +96,6 @@ def _same_when_worked_out(spec: ModelSpec, watcher: Recorder, trace: Trace) -> C
                 if (off or np.inf) > worst.deviation:
                     worst = Check(worst.name, off or np.inf, 0.0, f"layer {i}")
     return worst
-
-
-def _with_all_logits(trace: Trace, worked_out: Trace) -> Trace:
-    """The watched pass worked out the last row of logits only; take all rows from the other trace."""
-    if not trace.spec.headless:
-        trace._values[Point("logits")] = worked_out.logits
-    return trace
 
 
 def _cached(engine: Engine, spec: ModelSpec, parameters: Parameters, sequence: np.ndarray, whole: np.ndarray) -> Check:
