@@ -12,8 +12,11 @@ from streams import EXACT, SINGLE, assert_same, assert_verified, built, deviatio
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification, BertModel
 
 import cutaway
+from cutaway.checkpoints.families import bert
+from cutaway.checkpoints.families.config import Config
 from cutaway.errors import CutawayError
 from cutaway.forward.transformer import transformer
+from cutaway.spec.catalog import catalog_spec
 
 LENGTHS = (1, 5, 17, 65, 273)  # 273 crosses a chunk of 256 rows and leaves a run of single rows
 
@@ -230,3 +233,38 @@ def test_types_are_one_known_kind_for_each_token(cases: dict) -> None:
         model.trace([3, 1, 4], types=[0.0, 1.0, 1.0])
     with pytest.raises(CutawayError, match="tells no kinds"):
         cutaway.load("toy").trace([3, 1, 4], types=[0, 0, 0])
+
+
+PUBLISHED = {  # bert-base-uncased, as it stands on the Hub
+    "architectures": ["BertForMaskedLM"],
+    "attention_probs_dropout_prob": 0.1,
+    "gradient_checkpointing": False,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "model_type": "bert",
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "transformers_version": "4.6.0.dev0",
+    "type_vocab_size": 2,
+    "use_cache": True,
+    "vocab_size": 30522,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "total"),
+    (("BertModel", 109_482_240), ("BertForMaskedLM", 109_514_298), ("BertForPreTraining", 110_104_890)),
+)
+def test_bert_base_counts_what_each_of_its_forms_has(architecture: str, total: int) -> None:
+    """`BertForPreTraining` without the 1,538 parameters of its second head, which is left out."""
+    spec = bert.spec_from_config(Config(PUBLISHED | {"architectures": [architecture]}, "config.json"), "bert-base")
+    assert spec.count().total == total
+    if architecture == "BertModel":
+        assert spec == catalog_spec("bert-base")

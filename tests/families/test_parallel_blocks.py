@@ -12,6 +12,8 @@ from streams import EXACT, SINGLE, assert_same, assert_verified, built, deviatio
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCausalLM
 
 import cutaway
+from cutaway.checkpoints.families import family_of
+from cutaway.checkpoints.families.config import Config
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.transformer import transformer
@@ -179,3 +181,90 @@ def test_settings_that_would_change_the_pass_are_refused_by_name(
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(CutawayError, match=named):
         loaded(tmp_path)
+
+
+@pytest.mark.parametrize("name", ("neox, no attention bias, tied, tanh", "phi, normed heads"))
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_half_precision_files_in_one_or_many_are_computed_with_as_stored(
+    name: str, dtype: torch.dtype, cases: dict, tmp_path: Path
+) -> None:
+    reference = cases[name][1]
+    half = type(reference)(reference.config).to(dtype)
+    half.load_state_dict(reference.state_dict())
+    one, many = saved(half, tmp_path / "one"), saved(half, tmp_path / "many", max_shard_size="4KB")
+    assert len(list(many.glob("*.safetensors"))) > 1
+    exact, ids = half.double().eval(), prompt(reference.config.vocab_size, 65)
+    for folder in (one, many):
+        assert_same(loaded(folder), exact, ids)
+        assert_same(cutaway.load(folder, engine="cpu"), exact, ids, SINGLE)
+
+
+_NEOX = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "gpt_neox",
+    "rotary_emb_base": 10000,
+    "rotary_pct": 0.25,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "use_cache": True,
+}
+_PHI = {
+    "_name_or_path": "microsoft/phi",
+    "architectures": ["PhiForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": None,
+    "embd_pdrop": 0.0,
+    "eos_token_id": None,
+    "hidden_act": "gelu_new",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-05,
+    "max_position_embeddings": 2048,
+    "model_type": "phi",
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "qk_layernorm": False,
+    "resid_pdrop": 0.0,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.37.0",
+    "use_cache": True,
+    "vocab_size": 51200,
+}
+
+
+def _sizes(hidden: int, layers: int, heads: int, **more: object) -> dict[str, object]:
+    widths = {"hidden_size": hidden, "intermediate_size": 4 * hidden}
+    return {**widths, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
+
+
+PUBLISHED = {  # the configuration, its parameters, how many coordinates of a head turn, its activation
+    "pythia-160m": (
+        _NEOX | _sizes(768, 12, 12, vocab_size=50304, hidden_act="gelu", use_parallel_residual=True),
+        (162_322_944, 16, "gelu"),
+    ),
+    "gpt-neox-20b": (
+        _NEOX | _sizes(6144, 44, 64, vocab_size=50432, hidden_act="gelu_fast", attention_probs_dropout_prob=0,
+                       hidden_dropout_prob=0),
+        (20_554_567_680, 24, "gelu_tanh"),
+    ),
+    "phi-1_5": (_PHI | _sizes(2048, 24, 32, partial_rotary_factor=0.5), (1_418_270_720, 32, "gelu_tanh")),
+    "phi-2": (_PHI | _sizes(2560, 32, 32, partial_rotary_factor=0.4), (2_779_683_840, 32, "gelu_tanh")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_read_and_counts_its_published_parameters(name: str) -> None:
+    values, (total, turned_dims, activation) = PUBLISHED[name]
+    family = family_of(str(values["model_type"]), "config.json", "MODEL_TYPES")
+    spec = family.spec_from_config(Config(values, "config.json"), name)
+    layer = spec.layers[0]
+    assert spec.count().total == total
+    assert layer.attention.rotary.dims == turned_dims and layer.feed_forward.activation == activation
+    assert layer.parallel and layer.shared_norm == name.startswith("phi")

@@ -19,7 +19,10 @@ from cutaway.spec import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, 
 
 MODEL_TYPES = ("gpt_neox",)
 GGUF_ARCHITECTURES = ("gptneox",)
-HARMLESS = ("hidden_dropout", "is_decoder", "classifier_dropout")  # is_decoder: it is one in either case
+HARMLESS = (
+    *("attention_probs_dropout_prob", "hidden_dropout", "hidden_dropout_prob", "custom_pipelines"),
+    "is_decoder",  # it is one in either case
+)
 IGNORED = (r".*\.attention\.(bias|masked_bias|rotary_emb\.inv_freq)",)  # mask and frequencies, stored as buffers
 GGUF_HARMLESS = ("vocab_size",)
 STORED_HEAD = "embed_out.weight"
