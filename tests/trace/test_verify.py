@@ -11,6 +11,7 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
+from cutaway.forward import attention
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, points_of
 from cutaway.spec import (
@@ -98,7 +99,21 @@ HEADS = replace(
     token_types=2,
     embed_norm=RMS,
 )
-BROKEN = {**LIKE, "experts": EXPERTS, "normed heads": HEADS}
+# Four groups of two of which one wins, ranked by corrected scores.
+GROUPS = replace(
+    EXPERTS,
+    name="grouped-experts",
+    layers=tuple(
+        replace(
+            layer,
+            feed_forward=ExpertsSpec(
+                8, FeedForwardSpec(5, "silu", gated=True), RouterSpec(2, "sigmoid", n_groups=4, correction=True)
+            ),
+        )
+        for layer in EXPERTS.layers
+    ),
+)
+BROKEN = {**LIKE, "experts": EXPERTS, "grouped experts": GROUPS, "normed heads": HEADS}
 
 
 def whole_trace(spec: ModelSpec, alter=None, parameters: Parameters | None = None) -> tuple[Trace, Parameters]:
@@ -177,6 +192,21 @@ def swap_rows(name: str):
     return alter
 
 
+def send_elsewhere(values: dict[Point, np.ndarray]) -> None:
+    """The last token goes to two experts of a group that lost, with their own gates."""
+    chosen, scores = values[Point("moe.chosen", 1)], values[Point("moe.scores", 1)]
+    chosen[-1] = (chosen[-1] + 2) % scores.shape[1]
+    gates = scores[-1, chosen[-1]]
+    values[Point("moe.gates", 1)][-1] = gates / gates.sum()
+
+
+def shift_positions(values: dict[Point, np.ndarray]) -> None:
+    """Every token takes the position vector of its neighbour, and everything after follows from that."""
+    there = values[Point("embed.positions")]
+    values[Point("embed.out")] += np.roll(there, 1, axis=0) - there
+    there[...] = np.roll(there, 1, axis=0)
+
+
 # For every identity, mistakes that people make, and that it must be the one to notice.
 NOTICED = [
     ("each layer reads what the one before left", GPT2, scale("resid_pre")),
@@ -197,12 +227,14 @@ NOTICED = [
     ("φ(up) or φ(gate) · up = act, of what the feed-forward reads", LLAMA, scale("mlp.gate")),
     ("down(act) (+ bias) = mlp.raw", GPT2, scale("mlp.act")),
     ("each token's experts are those that its router scores highest", EXPERTS, scale("moe.gates")),
+    ("each token's experts are those that its router scores highest", GROUPS, send_elsewhere),
     ("the experts' outputs, each times its gate (+ the shared one), sum to mlp.raw", EXPERTS, scale("moe.shared_out")),
     ("what is added is what the sub-layer worked out, normed where the spec says", EXPERTS, scale("mlp.out")),
     ("the stream plus attention is the stream after it", GPT2, scale("attn.out")),
     ("the stream plus attention is the stream after it", POST, scale("attn.sum")),
     ("the stream plus the feed-forward is the stream after it", GPT2, scale("resid_post")),
     ("embed.out = tokens (+ positions), scaled and normed", GPT2, scale("embed.positions", None)),
+    ("embed.out = tokens (+ positions), scaled and normed", GPT2, shift_positions),
     ("final.norm = norm of the last stream", LLAMA, scale("final.norm", None)),
     ("tanh of the pooler's projection of the first token = pooler.out", HEADS, scale("pooler.out", None)),
     ("final.norm · W_Uᵀ (+ bias) = logits", LLAMA, scale("logits", None)),
@@ -212,6 +244,19 @@ NOTICED = [
 @pytest.mark.parametrize(("check", "spec", "alter"), NOTICED, ids=[f"{n}: {s.name}" for n, s, _ in NOTICED])
 def test_each_identity_notices_its_own_mistake(check, spec, alter):
     assert check in failing(identities(*whole_trace(spec, alter)))
+
+
+def test_a_mask_that_is_off_by_one_in_all_that_the_pass_makes_is_noticed(monkeypatch):
+    right = attention.visible
+
+    def one_too_many(spec, segment, rows):
+        first, last = right(spec, segment, rows)
+        return np.maximum(first - 1, 0), last  # the window does not count the token itself
+
+    monkeypatch.setattr(attention, "visible", one_too_many)
+    engine = NumpyEngine("float64")
+    checks = verify(engine, HEADS, random_parameters(HEADS, engine), random_ids(HEADS, 10))
+    assert "the pattern is 0 on what may not be seen" in failing(checks)
 
 
 def test_every_identity_has_a_mistake_that_it_must_notice():

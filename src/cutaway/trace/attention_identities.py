@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import softmax
-from cutaway.forward.attention import visible
 from cutaway.forward.heads import join_heads, split_heads
 from cutaway.points import dot_inputs
 from cutaway.spec import LatentSpec
@@ -123,8 +121,12 @@ def heads(here: Inside) -> float:
 
 
 def _seen(here: Inside) -> np.ndarray:
-    """Which key each query may see, `bool [T, T]`."""
-    length = len(here["resid_pre"])
-    first, last = visible(here.spec.attention, Layout.of([length]).segments[0], slice(0, length))
-    keys = np.arange(length)
-    return (keys >= first[:, None]) & (keys < last[:, None])
+    """Which key each query may see, `bool [T, T]`: said of each pair by itself, not as the ranges of the pass."""
+    spec, positions = here.spec.attention, np.arange(len(here["resid_pre"]))
+    query, key = positions[:, None], positions[None, :]
+    seen = key <= query if spec.causal else np.ones((len(positions), len(positions)), bool)
+    if spec.window is not None:
+        seen = seen & (query - key < spec.window)
+    if spec.chunk is not None:
+        seen = seen & (query // spec.chunk == key // spec.chunk)
+    return seen

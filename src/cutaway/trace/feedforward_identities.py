@@ -3,7 +3,7 @@
 import numpy as np
 
 from cutaway.engines.numpy import ACTIVATIONS, softmax
-from cutaway.spec import ExpertsSpec, FeedForwardSpec
+from cutaway.spec import ExpertsSpec, FeedForwardSpec, RouterSpec
 from cutaway.trace.check import Inside, deviation, largest, product
 
 
@@ -37,13 +37,27 @@ def routing(here: Inside) -> float | None:
     off = deviation(logits, product(here.read_by("mlp"), here.weights["moe.router"]))
     scores = 1 / (1 + np.exp(-logits)) if router.scores == "sigmoid" else softmax(logits.copy())
     off = largest(off, deviation(here["moe.scores"], scores))
-    if not router.correction and router.n_groups == 1:
-        best = np.sort(here["moe.scores"], axis=-1)[:, ::-1][:, : router.n_active]
-        off = largest(off, deviation(np.take_along_axis(here["moe.scores"], chosen, axis=-1), best))
+    off = largest(off, _not_the_best(here, router, chosen))
     gates = np.take_along_axis(here["moe.scores"], chosen, axis=-1)
     if router.renormalise:
         gates = gates / (gates.sum(-1, keepdims=True) + 1e-20)
     return largest(off, deviation(here["moe.gates"], gates * router.scale))
+
+
+def _not_the_best(here: Inside, router: RouterSpec, chosen: np.ndarray) -> float:
+    """How far the chosen experts' scores are from the best that could be had, token by token.
+
+    In the precision of the pass: of two groups that are worth the same but for rounding, either may win.
+    """
+    scores = here.trace[f"layers.{here.index}.moe.scores"]
+    ranked = scores + here.weights["moe.correction"] if router.correction else scores
+    best = np.empty(chosen.shape)
+    for row, own in enumerate(ranked):
+        groups = own.reshape(router.n_groups, -1)
+        worth = [np.sort(group)[-2:].sum() if router.group_best == "two" else group.max() for group in groups]
+        winners = sorted(range(router.n_groups), key=lambda group: (-worth[group], group))[: router.top_groups]
+        best[row] = np.sort(groups[winners].ravel())[::-1][: router.n_active]
+    return deviation(np.take_along_axis(ranked, chosen, axis=-1), best)
 
 
 def blend(here: Inside) -> float | None:

@@ -120,6 +120,9 @@ def _embedding(trace: Trace, parameters: Parameters) -> float:
         x = x + trace["embed.types"]
     if spec.positions is not None:
         x = x + trace["embed.positions"]
+    if parameters.embed_positions is not None:
+        rows = parameters.embed_positions.take(range(len(x)), np.float64)
+        off = largest(off, deviation(trace["embed.positions"], rows))
     if spec.embed_norm is not None:
         x = normed(spec.embed_norm, parameters.embed_norm, x)
         off = largest(off, deviation(trace["embed.norm"], x))
