@@ -30,6 +30,7 @@ from cutaway.checkpoints.families.gemma2 import embedding_scale
 from cutaway.checkpoints.load import spec_of
 from cutaway.errors import CutawayError
 from cutaway.spec import LinearScaling, NormSpec, RotarySpec
+from cutaway.spec.catalog import catalog_spec
 
 SIZES = {"vocab_size": 61, "hidden_size": 20, "intermediate_size": 26, "num_attention_heads": 4, "head_dim": 6,
          "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
@@ -61,6 +62,7 @@ CASES = (
     _gemma2("in bfloat16, where √24 is 4.90625", torch.bfloat16, hidden_size=24, sliding_window=64),
     _gemma3("five windows to one without", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=11),
     _gemma3("a factor of 8 on the layers without a window", sliding_window=65, sliding_window_pattern=2,
+            max_position_embeddings=90,
             rope_parameters=_two_tables(30.0, {"rope_theta": 1e4, "rope_type": "linear", "factor": 8.0})),
     _gemma3("capped logits, untied, biases, one key head", sliding_window=3, final_logit_softcapping=2.0,
             tie_word_embeddings=False, attention_bias=True, num_key_value_heads=1, num_hidden_layers=2,
@@ -136,6 +138,24 @@ def test_the_published_sizes_round_to_the_numbers_that_they_were_trained_with() 
     for d_model in (640, 1152, 2304, 2560, 3072, 3584, 3840, 4608, 5376):
         expected = float(torch.tensor(d_model**0.5, dtype=torch.bfloat16))
         assert embedding_scale(d_model, "bfloat16") == expected
+
+
+def test_the_published_configuration_of_gemma_3_270m_is_that_of_the_catalog(tmp_path: Path) -> None:
+    kinds = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(18)]
+    config = {
+        "model_type": "gemma3_text", "_sliding_window_pattern": 6, "attention_bias": False, "attention_dropout": 0.0,
+        "attn_logit_softcapping": None, "bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": None,
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "intermediate_size": 2048,
+        "layer_types": kinds, "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 18,
+        "num_key_value_heads": 1, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512, "torch_dtype": "bfloat16",
+        "use_bidirectional_attention": False, "use_cache": True, "vocab_size": 262144,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec, listed = spec_of(tmp_path), catalog_spec("gemma-3-270m")
+    assert spec.embed_scale == 25.25  # √640 in bfloat16, in which it is published
+    assert replace(spec, name=listed.name, embed_scale=listed.embed_scale) == listed
+    assert spec.count().total == 268_098_176
 
 
 def test_gemma_3_in_its_old_spelling_is_the_same_model(made: Any, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Mixtral and Qwen3-MoE compute what `transformers` computes: routers, gates, each expert's output, and the rest."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 import cutaway
+from cutaway.checkpoints.load import spec_of
 from cutaway.errors import CutawayError
 from cutaway.spec import ExpertsSpec, FeedForwardSpec, RouterSpec
+from cutaway.spec.catalog import catalog_spec
 
 SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 14, "num_attention_heads": 4,
          "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 512}  # fmt: skip
@@ -48,7 +51,7 @@ CASES = (
     _mixtral("one expert a token, tied", num_local_experts=5, num_experts_per_tok=1, tie_word_embeddings=True,
              num_key_value_heads=1),
     _mixtral("stretched, in bfloat16, gelu", torch.bfloat16, num_local_experts=4, hidden_act="gelu",
-             rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}),
+             rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}, max_position_embeddings=90),
     _qwen("gates that sum to 1", norm_topk_prob=True, head_dim=8),
     _qwen("gates left as they are, biases", norm_topk_prob=False, attention_bias=True, num_key_value_heads=1),
     _qwen("dense where it is listed, and in every other layer", norm_topk_prob=True, num_hidden_layers=5,
@@ -182,6 +185,39 @@ def test_what_qwen_leaves_out_is_what_transformers_takes_for_it(made: Any, tmp_p
     assert mixture == ExpertsSpec(6, FeedForwardSpec(10, "silu", gated=True), RouterSpec(3, renormalise=False))
 
 
+MIXTRAL_8X7B = {
+    "model_type": "mixtral", "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": 4096, "vocab_size": 32000,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_experts_per_tok": 2,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "output_router_logits": False,
+    "rms_norm_eps": 1e-05, "rope_theta": 1e6, "router_aux_loss_coef": 0.02, "sliding_window": None,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True,
+}  # fmt: skip
+QWEN3_235B_A22B = {
+    "model_type": "qwen3_moe", "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 12288, "max_position_embeddings": 40960,
+    "max_window_layers": 94, "mlp_only_layers": [], "moe_intermediate_size": 1536, "norm_topk_prob": True,
+    "num_attention_heads": 64, "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 94,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0,
+    "sliding_window": None, "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "total"),
+    (
+        ("mixtral-8x7b", MIXTRAL_8X7B, 46_702_792_704),
+        ("qwen3-235b-a22b", QWEN3_235B_A22B, 235_093_634_560),
+    ),
+)
+def test_published_configurations_are_those_of_the_catalog(
+    name: str, config: dict[str, Any], total: int, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    spec = spec_of(tmp_path)
+    assert replace(spec, name=name) == catalog_spec(name)
+    assert spec.count().total == total
+
+
 @pytest.mark.parametrize(
     ("case", "changes", "named"),
     (
@@ -285,7 +321,7 @@ def _gguf(tiny: Tiny, folder: Path, **how: bool) -> tuple[Path, Any]:
     return path, reloaded(folder / "saved")
 
 
-GGUF_CASES = (
+GGUF_CASES: tuple[tuple[Tiny, dict[str, bool]], ...] = (
     (_mixtral("gguf", num_local_experts=8), {}),
     (_mixtral("early gguf, wide heads", num_local_experts=3, head_dim=10), {"separate": True}),
     (_qwen("gguf", norm_topk_prob=True, head_dim=8), {}),
