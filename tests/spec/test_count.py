@@ -1,5 +1,6 @@
 """Parameters, counted from the spec alone, are the published totals."""
 
+from dataclasses import replace
 from math import prod
 
 import pytest
@@ -80,7 +81,10 @@ def test_the_lectures_formula_stands_beside_the_exact_count():
     assert gpt3.lecture is not None
     assert round((gpt3.lecture - n_max * d) / 1e9, 3) == 174.574
     assert gpt3.total - gpt3.lecture == n_layers * 4 * d + 2 * d  # attention biases, and the final norm
-    assert catalog_spec("llama-2-7b").count().lecture is None
+    for other in ("llama-2-7b", "bert-base"):  # gated; with token types, an embedding norm and a pooler
+        assert catalog_spec(other).count().lecture is None
+    untied = replace(catalog_spec("gpt2"), tied_head=False)
+    assert untied.count().lecture is None
 
 
 @pytest.mark.parametrize("name", EMBEDDINGS)

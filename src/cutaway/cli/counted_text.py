@@ -77,7 +77,7 @@ def _work(facts: dict[str, Any]) -> list[str]:
     width = max(len(row["part"]) for row in work["parts"])
     for row in work["parts"]:
         times = row["times_at_twice_T"]
-        mark = "  ← the only part that is quadratic in T" if row["quadratic"] and "scores" in row["part"] else ""
+        mark = "  ← quadratic in T" if row["quadratic"] else ""
         out.append(
             f"  {row['part']:<{width}}  {row['flops']:>12.4g}  {row['flops'] / work['forward_flops']:>6.1%}  "
             f"{row['growth']:<13}  × {times:.2f} at 2T{mark}"

@@ -79,7 +79,8 @@ class Count:
         """V·d + n_max·d + N(12d² + 9d), the lecture's own formula (13.3); None where the shape is another.
 
         It is exact for a GPT without attention biases and final norm, with a tied head and d_ff = 4d; other
-        GPTs have 4d more attention biases a layer and 2d for the final norm.
+        GPTs have 4d more attention biases a layer and 2d for the final norm. Where anything else differs (an
+        untied head, a pooler), it is no formula of this model.
         """
         spec, layer = self.spec, self.spec.layers[0]
         if spec.same_in_all_layers("feed_forward") is None or getattr(layer.feed_forward, "gated", True):
@@ -88,7 +89,9 @@ class Count:
         whole_heads = attention.n_heads == attention.n_kv_heads and attention.n_heads * attention.d_head == d
         if not whole_heads or getattr(layer.feed_forward, "d_ff", 0) != 4 * d or layer.norm is None:
             return None
-        return spec.vocab_size * d + (spec.n_max or 0) * d + spec.n_layers * (12 * d * d + 9 * d)
+        formula = spec.vocab_size * d + (spec.n_max or 0) * d + spec.n_layers * (12 * d * d + 9 * d)
+        explained = {biases + final for biases in (0, spec.n_layers * 4 * d) for final in (0, 2 * d)}
+        return formula if self.total - formula in explained else None
 
     def weight_bytes(self, kind: str) -> int:
         """Bytes of all weights stored as `kind`, one of BITS_PER_WEIGHT; real files keep small vectors in float32."""

@@ -62,14 +62,20 @@ def visible_pairs(spec: AttentionSpec, tokens: int, past: int = 0) -> int:
     end = past + tokens
     if not spec.causal:
         return tokens * end
-    pairs = 0
-    reach = min(spec.window or end, end)
-    if spec.chunk is None:
-        # query p sees min(p + 1, reach) keys
-        growing = max(0, min(end, reach) - past)
-        pairs = growing * (2 * past + growing + 1) // 2
-        return pairs + (tokens - growing) * reach
-    return sum(min(p % spec.chunk + 1, reach) for p in range(past, end))
+    reach, chunk = spec.window or end, spec.chunk or end
+
+    def before(position: int) -> int:
+        """The pairs of all queries before `position`: query p sees the min(p mod chunk + 1, reach) keys up to it."""
+        chunks, rest = divmod(position, chunk)
+        return chunks * _growing(chunk, reach) + _growing(rest, reach)
+
+    return before(end) - before(past)
+
+
+def _growing(count: int, reach: int) -> int:
+    """1 + 2 + … for `count` terms, of which none passes `reach`."""
+    growing = min(count, reach)
+    return growing * (growing + 1) // 2 + (count - growing) * reach
 
 
 def _layer_work(layer: LayerSpec, d: int, tokens: int, past: int) -> Iterator[tuple[str, str, int]]:
