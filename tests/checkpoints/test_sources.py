@@ -10,7 +10,7 @@ from unittest.mock import MagicMock
 import huggingface_hub
 import pytest
 from huggingface_hub import errors
-from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 
 from cutaway.checkpoints import fetch, hub, sources
 from cutaway.errors import CutawayError
@@ -25,6 +25,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
+    enable_progress_bars()  # a test that used transformers may have switched them off for the whole process
 
 
 def refusal(action: Callable[[], object]) -> str:
