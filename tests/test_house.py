@@ -131,6 +131,12 @@ def test_no_file_is_called_after_what_it_might_hold(word):
     assert [name(file) for file in FILES if word in file.stem.lower()] == []
 
 
+def test_no_two_test_files_bear_one_name():
+    """Python would take the second for the first, and none of the tests would run."""
+    names = [file.name for file in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 HEAVY = ("numpy", "numba", "llvmlite", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "rich", "torch")
 
 
