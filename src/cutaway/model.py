@@ -181,10 +181,12 @@ class Model:
                 f"{self.spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
                 "Trace it, or take a vector for each text with `embed`."
             )
-        if not isinstance(max_tokens, int) or max_tokens < 1:
+        if not _is_whole(max_tokens) or max_tokens < 1:
             raise CutawayError(f"max_tokens is {max_tokens!r}; it must be a whole number, at least 1.")
-        if seed is not None and (not isinstance(seed, int) or seed < 0):
+        if seed is not None and (not _is_whole(seed) or seed < 0):
             raise CutawayError(f"The seed is {seed!r}; it must be 0 or a positive whole number.")
+        if not isinstance(stop, Iterable):
+            raise CutawayError(f"stop is {stop!r}; it must be a text or several.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self._tokenizer is None:
             raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")
@@ -286,6 +288,10 @@ class Model:
         if self._tokenizer is None:
             return str(token)
         return self._tokenizer.piece(token) if token < self._tokenizer.vocab_size else f"<{token}>"
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:

@@ -148,7 +148,7 @@ def test_a_stop_string_of_one_letter_or_word_ends_the_toys_response(toy):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"max_tokens": 0}, "max_tokens is 0; at least 1 token must be asked for"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be a whole number, at least 1"),
         ({"seed": -1}, "The seed is -1; it must be 0 or a positive whole number"),
         ({"temperature": -1}, "The temperature is -1"),
         ({"top_p": 1.5}, r"top_p is 1\.5"),

@@ -7,6 +7,7 @@ unless asked: the defaults draw from the model's own distribution.
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
+from numbers import Real
 
 import numpy as np
 
@@ -28,9 +29,13 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
+        for name, value in (("temperature", self.temperature), ("top_p", self.top_p), ("min_p", self.min_p)):
+            left_out = value is None and name != "temperature"
+            if not left_out and (not isinstance(value, Real) or isinstance(value, bool)):
+                raise CutawayError(f"{name} is {value!r}; it must be a number.")
         if not isfinite(self.temperature) or self.temperature < 0:
             raise CutawayError(f"The temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
-        if self.top_k is not None and not isinstance(self.top_k, int | np.integer):
+        if self.top_k is not None and (not isinstance(self.top_k, int | np.integer) or isinstance(self.top_k, bool)):
             raise CutawayError(f"top_k is {self.top_k!r}; it must be a whole number, or left out to keep every token.")
         if self.top_k is not None and self.top_k < 1:
             raise CutawayError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token.")
