@@ -23,6 +23,7 @@ from decoders import (
     write_gguf,
 )
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig, SiglipVisionConfig
 
 import cutaway
@@ -230,6 +231,25 @@ def test_of_a_model_that_sees_images_the_text_part_is_loaded_and_said_so(inside:
     assert_same(ours, reference.eval(), prompt(61, 80))
     vision_tensors = sum("vision_tower" in name or "projector" in name for name in names)
     assert ours.origin.endswith(f"its vision tower ({vision_tensors} tensors) is left out")
+
+
+@pytest.mark.parametrize("same", (True, False))
+def test_beside_a_vision_tower_too_a_tied_head_that_is_stored_must_be_the_embedding(
+    same: bool, made: Any, tmp_path: Path
+) -> None:
+    folder = edited(made(CASES[4])[0], tmp_path / "whole", model_type="gemma3", text_config=CASES[4].settings)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({key: config[key] for key in ("model_type", "text_config")}))
+    tensors = {f"language_model.{name}": array for name, array in load_file(folder / "model.safetensors").items()}
+    head = tensors["language_model.model.embed_tokens.weight"].copy()
+    head[3, 4] += 0 if same else 1
+    save_file(tensors | {"language_model.lm_head.weight": head}, folder / "model.safetensors")
+    if same:
+        ids = prompt(61, 30)
+        assert np.array_equal(cutaway.load(folder).trace(ids).logits, cutaway.load(made(CASES[4])[0]).trace(ids).logits)
+        return
+    with pytest.raises(CutawayError, match=r"language_model\.lm_head\.weight that differs"):
+        cutaway.load(folder)
 
 
 def test_a_text_model_says_nothing_of_a_vision_tower(made: Any) -> None:

@@ -102,9 +102,10 @@ def _from_folder(location: Location) -> Checkpoint:
         spec = family.as_stored(spec, tensors)
     sources = family.sources(spec, tensors)
     head = getattr(family, "STORED_HEAD", "lm_head.weight")
-    if spec.tied_head:
-        _check_tied_head(spec, tensors, sources["embed.tokens"].name, head)
-    tied = [re.escape(head)] if spec.tied_head else []
+    heads = [name for name in tensors if name == head or name.endswith(f".{head}")] if spec.tied_head else []
+    for name in heads:
+        _check_tied_head(spec, tensors, sources["embed.tokens"].name, name)
+    tied = map(re.escape, heads)
     left_out: dict[str, str] = dict(getattr(family, "LEFT_OUT", {}))  # patterns of tensors that belong to other parts
     if hasattr(family, "unused"):  # those that only the file tells
         left_out |= family.unused(spec, tensors)
@@ -135,7 +136,7 @@ def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:
 
 def _check_tied_head(spec: ModelSpec, tensors: Tensors, embedding: str, head: str) -> None:
     """A head that is stored although it is tied must be the embedding itself."""
-    if head in tensors and not same_bytes(tensors[head], tensors[embedding]):
+    if not same_bytes(tensors[head], tensors[embedding]):
         raise CutawayError(
             f"The configuration of {spec.name} ties the head to the embedding, but the checkpoint holds a "
             f"{head} that differs from {embedding}; set 'tie_word_embeddings' to what is true."
