@@ -73,6 +73,12 @@ class Model:
             )
         return self._tokenizer
 
+    def piece(self, token: int) -> str:
+        """How a token reads; by its number where the tokenizer knows it not, as in an embedding padded past it."""
+        if self._tokenizer is None:
+            return str(token)
+        return self._tokenizer.piece(token) if token < self._tokenizer.vocab_size else f"<{token}>"
+
     @property
     def points(self) -> list[str]:
         """Every address that this model has, in the order of the pass."""
@@ -235,7 +241,7 @@ class Model:
         last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], whole)
         if (pooled := recorder.kept.get(Point("pooler.out"))) is not None:
             self._checked(self.engine.numpy(pooled), whole)
-        piece = self._piece if self._tokenizer is not None else None
+        piece = self.piece if self._tokenizer is not None else None
         return Trace(
             self.engine,
             self.spec,
@@ -281,13 +287,7 @@ class Model:
         return Prompt(tuple(ids), self._pieces(ids), added, text)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        return tuple(map(self._piece, ids))
-
-    def _piece(self, token: int) -> str:
-        """How a token reads; by its number where the tokenizer knows it not, as in an embedding padded past it."""
-        if self._tokenizer is None:
-            return str(token)
-        return self._tokenizer.piece(token) if token < self._tokenizer.vocab_size else f"<{token}>"
+        return tuple(map(self.piece, ids))
 
 
 def _is_whole(value: object) -> bool:

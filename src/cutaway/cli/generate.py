@@ -79,10 +79,8 @@ def _as_json(model: "Model", prompt: str | list[int], options: argparse.Namespac
             "prompt_ids": response.prompt_ids,
             "text": response.text,
             "tokens": [
-                {"id": token, "piece": piece, "logprob": logprob}
-                for token, piece, logprob in zip(
-                    response.tokens, model._pieces(response.tokens), response.logprobs, strict=True
-                )
+                {"id": token, "piece": model.piece(token), "logprob": logprob}
+                for token, logprob in zip(response.tokens, response.logprobs, strict=True)
             ],
             "finish": response.finish,
             "prompt_seconds": response.prompt_seconds,
