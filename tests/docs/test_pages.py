@@ -43,3 +43,14 @@ def test_every_command_that_a_page_names_exists(page):
 )
 def test_every_file_that_a_page_names_exists(path):
     assert (ROOT / path).exists()
+
+
+def test_the_page_of_compatibility_names_every_architecture_that_loads_and_no_other():
+    from cutaway.checkpoints.families import FAMILIES
+
+    loads = {
+        name for family in FAMILIES for key in ("MODEL_TYPES", "GGUF_ARCHITECTURES") for name in getattr(family, key)
+    }
+    page = (ROOT / "docs" / "COMPATIBILITY.md").read_text(encoding="utf-8")
+    rows = [row.split("|")[2:4] for row in page.splitlines() if row.startswith("|") and "---" not in row][1:]
+    assert {name for row in rows for cell in row for name in re.findall(r"`(\w+)`", cell)} == loads
