@@ -224,6 +224,8 @@ def test_published_configurations_are_those_of_the_catalog(
         (CASES[0], {"num_experts_per_tok": 9}, "n_active"),
         (CASES[0], {"num_local_experts": 9}, r"experts\.8\.w1"),
         (CASES[0], {"num_local_experts": 7}, r"experts\.7\.w"),
+        (CASES[0], {"num_local_experts": 2**31 - 1}, "experts in all layers"),
+        (CASES[4], {"num_local_experts": 40_000, "num_hidden_layers": 10_000}, "experts in all layers"),
         (CASES[0], {"hidden_act": "xielu"}, "hidden_act"),
         (CASES[0], {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
         (CASES[0], {"attention_bias": True}, "attention_bias"),

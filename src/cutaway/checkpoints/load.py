@@ -22,9 +22,11 @@ from cutaway.checkpoints.sources import Location, locate
 from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
-from cutaway.spec import ModelSpec, parameter_shapes
+from cutaway.spec import ExpertsSpec, ModelSpec, parameter_shapes
 from cutaway.spec.catalog import CATALOG, catalog_spec
 from cutaway.text.tokenizer import Tokenizer
+
+MOST_EXPERTS = 100_000  # in all layers together; the largest published models have under 30,000
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +92,7 @@ def _gguf_spec(location: Location, file: GGUFFile) -> tuple[ModuleType, ModelSpe
     family = family_of(architecture, where, "GGUF_ARCHITECTURES")
     prefix = f"{architecture}."
     config = Config({k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}, where)
-    return family, family.spec_from_gguf(config, file.tensors, location.name)
+    return family, _believable(family.spec_from_gguf(config, file.tensors, location.name), where)
 
 
 def _from_folder(location: Location) -> Checkpoint:
@@ -131,7 +133,18 @@ def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'model_type': it does not say what it is.")
     family = family_of(architecture, where, "MODEL_TYPES")
-    return family, family.spec_from_config(Config(values, where), name)
+    return family, _believable(family.spec_from_config(Config(values, where), name), where)
+
+
+def _believable(spec: ModelSpec, where: str) -> ModelSpec:
+    """Refuse a number of experts that nobody has, before a name is made up for every matrix of each."""
+    mixtures = [layer.feed_forward for layer in spec.layers if isinstance(layer.feed_forward, ExpertsSpec)]
+    experts = sum(mixture.n_experts for mixture in mixtures)
+    if experts > MOST_EXPERTS:
+        raise CutawayError(
+            f"{where} claims {experts:,} experts in all layers; more than {MOST_EXPERTS:,} are not believed."
+        )
+    return spec
 
 
 def _check_tied_head(spec: ModelSpec, tensors: Tensors, embedding: str, head: str) -> None:

@@ -45,6 +45,7 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     dtype = config.optional("dtype", str) or config.optional("torch_dtype", str)
     inherited = {"tie_word_embeddings": tied, "dtype": dtype}
     text = Config(inherited | config.get("text_config", dict), f"'text_config' in {config.where}")
+    text.only("model_type", "gemma3_text")
     text.only("tie_word_embeddings", tied, why="the configuration around it says so")
     config.refuse_unread((*HARMLESS, *_FOR_IMAGES))
     return _spec_of_text(text, name)
