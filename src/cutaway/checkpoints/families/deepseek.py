@@ -325,7 +325,7 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
         ExpertsSpec(
             n_experts,
             FeedForwardSpec(d_ff, "silu", gated=True),
-            _gguf_router(config, tensors, n_layers, n_experts),
+            _gguf_router(config, n_layers, n_experts),
             FeedForwardSpec(d_ff * n_shared, "silu", gated=True) if n_shared > 0 else None,
         ),
         FeedForwardSpec(config.size("feed_forward_length"), "silu", gated=True),
@@ -353,7 +353,7 @@ def _gguf_widths(config: Config, kv_rank: int, rope: int) -> tuple[int, int]:
     return config.size("attention.key_length_mla"), config.size("attention.value_length_mla")
 
 
-def _gguf_router(config: Config, tensors: Tensors, n_layers: int, n_experts: int) -> RouterSpec:
+def _gguf_router(config: Config, n_layers: int, n_experts: int) -> RouterSpec:
     kind = config.get("expert_gating_func", int, 1)
     config.only("expert_gating_func", 1, 2, why="1 is a softmax, 2 a sigmoid")
     groups = config.optional_size("expert_group_count"), config.optional_size("expert_group_used_count")
@@ -371,7 +371,7 @@ def _gguf_router(config: Config, tensors: Tensors, n_layers: int, n_experts: int
         n_groups=n_groups,
         top_groups=top_groups or 1,
         group_best="one" if kind == 1 else "two",
-        correction=any(name.endswith(".exp_probs_b.bias") for name in tensors),
+        correction=kind == 2,
     )
 
 
