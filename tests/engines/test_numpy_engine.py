@@ -1,5 +1,8 @@
 """The reference engine against independent implementations: torch, the standard library, complex numbers."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -202,3 +205,25 @@ def test_a_copy_is_a_copy_and_arrays_are_the_engines_own(engine):
     assert values[0, 0] == 1
     assert values.dtype == engine.dtype == engine.empty((2, 3)).dtype
     assert engine.numpy(values) is values
+
+
+def test_of_several_threads_one_unpacks_a_weight_and_all_use_what_it_made(monkeypatch):
+    weight, unpacked, gate = Weight.of(ordinary(4, 3)), [], threading.Barrier(4)
+    right = Weight.dequantise
+
+    def slowly(self, *arguments):
+        unpacked.append(self)
+        threading.Event().wait(0.05)  # long enough for the others to come by
+        return right(self, *arguments)
+
+    monkeypatch.setattr(Weight, "dequantise", slowly)
+    engine, x = NumpyEngine("float64"), ordinary(2, 3, seed=1)
+
+    def multiply(_: int) -> np.ndarray:
+        gate.wait()
+        return engine.linear(x, Linear(weight), Layout.of([2]))
+
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(multiply, range(4)))
+    assert unpacked == [weight]
+    assert all(np.array_equal(one, found[0]) for one in found)

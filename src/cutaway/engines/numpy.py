@@ -1,5 +1,6 @@
 """The reference engine: the operations of the forward pass in plain NumPy, as a textbook writes them."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -67,7 +68,7 @@ class NumpyEngine:
     """float64 or float32, one operation after another, no tricks.
 
     Weights are unpacked to floats at their first use and kept: easy to read and to check, at the price of
-    memory (a model's parameter count times 8 or 4 bytes).
+    memory (a model's parameter count times 8 or 4 bytes). Safe to use from several threads.
     """
 
     name = "numpy"
@@ -78,6 +79,7 @@ class NumpyEngine:
         if self.dtype.name not in DTYPES:
             raise CutawayError(f"The numpy engine computes in {' or '.join(DTYPES)}, not in {self.dtype.name}.")
         self._floats: dict[int, tuple[Weight, np.ndarray]] = {}
+        self._unpacking = threading.Lock()  # so that of several threads one unpacks a weight and the others wait
 
     def array(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=self.dtype)
@@ -168,5 +170,8 @@ class NumpyEngine:
     def _matrix(self, weight: Weight) -> np.ndarray:
         kept = self._floats.get(id(weight))
         if kept is None:
-            kept = self._floats[id(weight)] = (weight, weight.dequantise(self.dtype))
+            with self._unpacking:
+                kept = self._floats.get(id(weight))
+                if kept is None:
+                    kept = self._floats[id(weight)] = (weight, weight.dequantise(self.dtype))
         return kept[1]

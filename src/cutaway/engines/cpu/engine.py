@@ -210,8 +210,8 @@ class CpuEngine:
 
     def _place(self, weight: Weight) -> tuple[int, int, int]:
         stored = self._stored.get(weight)
-        if stored is None:
-            stored = self._stored[weight] = _Stored(weight)
+        if stored is None:  # of two threads that come here at once the first one's stays, and with it its memory
+            stored = self._stored.setdefault(weight, _Stored(weight))
         return stored.place
 
     def _scratch(self, use: str, size: int) -> np.ndarray:
