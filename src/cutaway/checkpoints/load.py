@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from zipfile import BadZipFile
 
@@ -15,6 +14,7 @@ import numpy as np
 from cutaway.checkpoints.eight_bit import joined
 from cutaway.checkpoints.families import family_of
 from cutaway.checkpoints.families.config import Config
+from cutaway.checkpoints.families.family import Family
 from cutaway.checkpoints.families.names import collect, same_bytes
 from cutaway.checkpoints.gguf import GGUFFile, read_gguf
 from cutaway.checkpoints.safetensors import find_weights
@@ -84,7 +84,7 @@ def _from_gguf(location: Location) -> Checkpoint:
     return Checkpoint(spec, weights, tokenizer, location)
 
 
-def _gguf_spec(location: Location, file: GGUFFile) -> tuple[ModuleType, ModelSpec]:
+def _gguf_spec(location: Location, file: GGUFFile) -> tuple[Family, ModelSpec]:
     where = f"the metadata of {location.path.name}"
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -100,17 +100,14 @@ def _from_folder(location: Location) -> Checkpoint:
 
     family, spec = _folder_spec(location.path / "config.json", location.name)
     tensors = joined(find_weights(location.path).tensors)
-    if hasattr(family, "as_stored"):  # what a configuration leaves to the tensors: whether there is a pooler
-        spec = family.as_stored(spec, tensors)
+    spec = family.as_stored(spec, tensors)
     sources = family.sources(spec, tensors)
-    head = getattr(family, "STORED_HEAD", "lm_head.weight")
+    head = family.STORED_HEAD
     heads = [name for name in tensors if name == head or name.endswith(f".{head}")] if spec.tied_head else []
     for name in heads:
         _check_tied_head(spec, tensors, sources["embed.tokens"].name, name)
     tied = map(re.escape, heads)
-    left_out: dict[str, str] = dict(getattr(family, "LEFT_OUT", {}))  # patterns of tensors that belong to other parts
-    if hasattr(family, "unused"):  # those that only the file tells
-        left_out |= family.unused(spec, tensors)
+    left_out = {**family.LEFT_OUT, **family.unused(spec, tensors)}  # patterns of tensors that belong to other parts
     weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied, *left_out))
     location = replace(location, origin=location.origin + _left_out(tensors, left_out))
     return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
@@ -126,7 +123,7 @@ def _left_out(tensors: Tensors, parts: Mapping[str, str]) -> str:
     return said
 
 
-def _folder_spec(path: Path, name: str) -> tuple[ModuleType, ModelSpec]:
+def _folder_spec(path: Path, name: str) -> tuple[Family, ModelSpec]:
     where = f"{path.name} of {path.absolute().parent.name}"
     values = _read_json(path)
     architecture = values.get("model_type")

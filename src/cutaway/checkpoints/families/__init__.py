@@ -3,8 +3,6 @@
 These are the only files that know a model's name.
 """
 
-from types import ModuleType
-
 from cutaway.checkpoints.families import (
     bert,
     deepseek,
@@ -22,10 +20,11 @@ from cutaway.checkpoints.families import (
     qwen3,
     qwen3_moe,
 )
+from cutaway.checkpoints.families.family import Family, FamilyFile, registered
 from cutaway.checkpoints.stored import quoted
 from cutaway.errors import CutawayError
 
-FAMILIES: tuple[ModuleType, ...] = (
+FILES: tuple[FamilyFile, ...] = (
     bert,
     deepseek,
     gemma2,
@@ -42,9 +41,10 @@ FAMILIES: tuple[ModuleType, ...] = (
     qwen3,
     qwen3_moe,
 )
+FAMILIES = registered(FILES)
 
 
-def family_of(architecture: str, where: str, key: str) -> ModuleType:
+def family_of(architecture: str, where: str, key: str) -> Family:
     """The family that lists this in its `key` ("MODEL_TYPES" or "GGUF_ARCHITECTURES").
 
     Raises CutawayError, with the list of the known ones, for any other.

@@ -13,7 +13,19 @@ from cutaway.checkpoints.families.windows import FULL, SLIDING
 from cutaway.checkpoints.stored import Tensors
 from cutaway.spec import ModelSpec, NormSpec, RotarySpec
 
-__all__ = ["as_stored", "gguf_sources", "sources", "spec_from_config", "spec_from_gguf"]
+__all__ = [
+    "GGUF_ARCHITECTURES",
+    "GGUF_HARMLESS",
+    "HARMLESS",
+    "IGNORED",
+    "LEFT_OUT",
+    "MODEL_TYPES",
+    "as_stored",
+    "gguf_sources",
+    "sources",
+    "spec_from_config",
+    "spec_from_gguf",
+]
 
 MODEL_TYPES = ("gemma3", "gemma3_text")
 GGUF_ARCHITECTURES = ("gemma3",)

@@ -8,7 +8,7 @@ from cutaway.checkpoints.families.config import Config
 from cutaway.checkpoints.families.llama import sources
 from cutaway.spec import ModelSpec
 
-__all__ = ["sources", "spec_from_config"]
+__all__ = ["GGUF_ARCHITECTURES", "IGNORED", "MODEL_TYPES", "sources", "spec_from_config"]
 
 MODEL_TYPES = ("mistral",)
 GGUF_ARCHITECTURES: tuple[str, ...] = ()

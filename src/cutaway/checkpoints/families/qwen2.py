@@ -13,7 +13,16 @@ from cutaway.checkpoints.stored import Tensors
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
 
-__all__ = ["gguf_sources", "sources", "spec_from_config", "spec_from_gguf"]
+__all__ = [
+    "GGUF_ARCHITECTURES",
+    "GGUF_HARMLESS",
+    "IGNORED",
+    "MODEL_TYPES",
+    "gguf_sources",
+    "sources",
+    "spec_from_config",
+    "spec_from_gguf",
+]
 
 MODEL_TYPES = ("qwen2",)
 GGUF_ARCHITECTURES = ("qwen2",)

@@ -11,7 +11,16 @@ from cutaway.checkpoints.families.qwen2 import windowed
 from cutaway.checkpoints.stored import Tensors
 from cutaway.spec import ModelSpec, NormSpec
 
-__all__ = ["gguf_sources", "sources", "spec_from_config", "spec_from_gguf"]
+__all__ = [
+    "GGUF_ARCHITECTURES",
+    "GGUF_HARMLESS",
+    "IGNORED",
+    "MODEL_TYPES",
+    "gguf_sources",
+    "sources",
+    "spec_from_config",
+    "spec_from_gguf",
+]
 
 MODEL_TYPES = ("qwen3",)
 GGUF_ARCHITECTURES = ("qwen3",)

@@ -14,7 +14,17 @@ from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec, NormSpec, RouterSpec
 
-__all__ = ["gguf_sources", "sources", "spec_from_config", "spec_from_gguf"]
+__all__ = [
+    "GGUF_ARCHITECTURES",
+    "GGUF_HARMLESS",
+    "HARMLESS",
+    "IGNORED",
+    "MODEL_TYPES",
+    "gguf_sources",
+    "sources",
+    "spec_from_config",
+    "spec_from_gguf",
+]
 
 MODEL_TYPES = ("qwen3_moe",)
 GGUF_ARCHITECTURES = ("qwen3moe",)
