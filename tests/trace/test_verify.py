@@ -1,20 +1,23 @@
 """The identities hold for every model that a spec can describe, and each of them notices when something is wrong."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cutaway.engines import numpy as reference
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
-from cutaway.forward import attention
+from cutaway.forward import attention, positions
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, points_of
 from cutaway.spec import (
+    ACTIVATIONS,
     AttentionSpec,
     ExpertsSpec,
     FeedForwardSpec,
@@ -23,9 +26,11 @@ from cutaway.spec import (
     LayerSpec,
     ModelSpec,
     NormSpec,
+    PositionsSpec,
     RotarySpec,
     RouterSpec,
 )
+from cutaway.trace import check as check_file
 from cutaway.trace.check import Check, deviation
 from cutaway.trace.identities import RULES, identities
 from cutaway.trace.plan import make_plan
@@ -113,6 +118,8 @@ GROUPS = replace(
         for layer in EXPERTS.layers
     ),
 )
+TYPES = replace(HEADS, name="types", embed_norm=None)
+WAVES = replace(GPT2, name="waves", positions=PositionsSpec("sinusoidal"))
 BROKEN = {**LIKE, "experts": EXPERTS, "grouped experts": GROUPS, "normed heads": HEADS}
 
 
@@ -207,6 +214,16 @@ def shift_positions(values: dict[Point, np.ndarray]) -> None:
     there[...] = np.roll(there, 1, axis=0)
 
 
+def turn_half_round(values: dict[Point, np.ndarray]) -> None:
+    values[Point("attn.k_rot", 1)] *= -1  # every length stays what it was
+
+
+def take_another_kind(values: dict[Point, np.ndarray]) -> None:
+    """One token's kind is another, and the sum follows from that."""
+    values[Point("embed.types")][2] += 0.25
+    values[Point("embed.out")][2] += 0.25
+
+
 # For every identity, mistakes that people make, and that it must be the one to notice.
 NOTICED = [
     ("each layer reads what the one before left", GPT2, scale("resid_pre")),
@@ -216,6 +233,8 @@ NOTICED = [
     ("q, k and v are the projections of what attention reads", EXPERTS, scale("attn.kv_latent")),
     ("each head's q and k, normed", HEADS, scale("attn.k_normed")),
     ("rotation keeps the lengths of q and k", LLAMA, scale("attn.q_rot")),
+    ("each pair of q and k is turned by its position's angle", LLAMA, turn_half_round),
+    ("each pair of q and k is turned by its position's angle", EXPERTS, turn_half_round),
     ("q · k, scaled, = the scores, query heads beside their key head", LLAMA, swap_heads("attn.k_rot")),
     ("q · k, scaled, = the scores, query heads beside their key head", GPT2, scale("attn.scores")),
     ("q · k, scaled, = the scores, query heads beside their key head", GPT2, scale("attn.dots")),
@@ -233,8 +252,10 @@ NOTICED = [
     ("the stream plus attention is the stream after it", GPT2, scale("attn.out")),
     ("the stream plus attention is the stream after it", POST, scale("attn.sum")),
     ("the stream plus the feed-forward is the stream after it", GPT2, scale("resid_post")),
-    ("embed.out = tokens (+ positions), scaled and normed", GPT2, scale("embed.positions", None)),
-    ("embed.out = tokens (+ positions), scaled and normed", GPT2, shift_positions),
+    ("embed.out = tokens (+ types, positions), scaled and normed", GPT2, scale("embed.positions", None)),
+    ("embed.out = tokens (+ types, positions), scaled and normed", GPT2, shift_positions),
+    ("embed.out = tokens (+ types, positions), scaled and normed", WAVES, shift_positions),
+    ("embed.out = tokens (+ types, positions), scaled and normed", TYPES, take_another_kind),
     ("final.norm = norm of the last stream", LLAMA, scale("final.norm", None)),
     ("tanh of the pooler's projection of the first token = pooler.out", HEADS, scale("pooler.out", None)),
     ("final.norm · W_Uᵀ (+ bias) = logits", LLAMA, scale("logits", None)),
@@ -341,6 +362,20 @@ class GroupsHeadsWrongly(NumpyEngine):
         return np.einsum("hrd,hsd->hrs", q, np.tile(k, (len(q) // len(k), 1, 1)))
 
 
+class TurnsBackwards(NumpyEngine):
+    """Every length is kept, and every distance between two tokens counted the other way."""
+
+    def rotate(self, x, cosines, sines, pairing):
+        return super().rotate(x, cosines, -sines, pairing)
+
+
+class PairsOtherwise(NumpyEngine):
+    """Neighbours turn together where the checkpoint's pairs stand half a head apart."""
+
+    def rotate(self, x, cosines, sines, pairing):
+        return super().rotate(x, cosines, sines, "adjacent")
+
+
 class SmallEps(NumpyEngine):
     def rms_norm(self, x, gain, eps):
         return super().rms_norm(x, gain, 0.0)
@@ -354,6 +389,8 @@ FAULTY = [
     ("cached decoding = the whole pass", ForgetsPositions),
     ("q · k, scaled, = the scores, query heads beside their key head", GroupsHeadsWrongly),
     ("each norm is the norm of the stream that it reads", SmallEps),
+    ("each pair of q and k is turned by its position's angle", TurnsBackwards),
+    ("each pair of q and k is turned by its position's angle", PairsOtherwise),
 ]
 
 
@@ -362,6 +399,54 @@ def test_each_check_between_passes_notices_an_engine_with_that_fault(check, faul
     engine = faulty()
     checks = verify(engine, LLAMA, random_parameters(LLAMA, engine), random_ids(LLAMA, 10))
     assert check in failing(checks)
+
+
+# What a check shares with the pass, it cannot check: the parts of the pass are exchanged for wrong ones.
+
+
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_an_activation_that_is_wrong_wherever_the_pass_takes_it_from_is_noticed(kind, monkeypatch):
+    layers = tuple(replace(layer, feed_forward=FeedForwardSpec(20, kind)) for layer in GPT2.layers)
+    spec, right = replace(GPT2, layers=layers), reference.ACTIVATIONS[kind]
+    engine = NumpyEngine("float64")
+    parameters, ids = random_parameters(spec, engine), random_ids(spec, 10)
+    assert failing(verify(engine, spec, parameters, ids)) == set()
+    monkeypatch.setitem(reference.ACTIVATIONS, kind, lambda x: right(x) * (1 + 1e-9))
+    wrong = "φ(up) or φ(gate) · up = act, of what the feed-forward reads"
+    assert failing(verify(engine, spec, parameters, ids)) == {wrong}
+
+
+def test_a_head_whose_activation_is_wrong_is_noticed(monkeypatch):
+    spec, engine = replace(POST, head_transform=HeadTransformSpec("gelu", RMS)), NumpyEngine("float64")
+    layers = tuple(replace(layer, feed_forward=FeedForwardSpec(20, "relu")) for layer in POST.layers)
+    spec = replace(spec, layers=layers)
+    monkeypatch.setitem(reference.ACTIVATIONS, "gelu", reference.gelu_tanh)
+    checks = verify(engine, spec, random_parameters(spec, engine), random_ids(spec, 10))
+    assert failing(checks) == {"final.norm · W_Uᵀ (+ bias) = logits"}
+
+
+def test_a_softmax_that_is_wrong_wherever_the_pass_takes_it_from_is_noticed(monkeypatch):
+    right = reference.softmax
+    monkeypatch.setattr(reference, "softmax", lambda scores: right(scores) ** (1 + 1e-9))
+    engine = NumpyEngine("float64")
+    checks = verify(engine, GPT2, random_parameters(GPT2, engine), random_ids(GPT2, 10))
+    assert "softmax of the scores that may be seen = the pattern" in failing(checks)
+
+
+def test_angles_that_are_wrong_in_the_table_of_the_pass_are_noticed(monkeypatch):
+    right = positions.frequencies
+    monkeypatch.setattr(positions, "frequencies", lambda spec, length: right(replace(spec, base=9_999.0), length))
+    engine = NumpyEngine("float64")
+    checks = verify(engine, LLAMA, random_parameters(LLAMA, engine), random_ids(LLAMA, 10))
+    assert failing(checks) == {"each pair of q and k is turned by its position's angle"}
+
+
+def test_no_file_that_checks_takes_arithmetic_from_an_engine():
+    folder = Path(check_file.__file__).parent
+    names = {*folder.glob("*identities.py"), folder / "check.py"}
+    assert len(names) == 4
+    imports = {line for file in names for line in file.read_text(encoding="utf-8").splitlines() if "cutaway.e" in line}
+    assert imports == {"from cutaway.engines.protocol import Gain, Linear"}
 
 
 def test_a_model_verifies_itself_on_a_prompt_of_its_own_choice_or_ours(toy):

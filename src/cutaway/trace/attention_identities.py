@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from cutaway.engines.numpy import softmax
 from cutaway.forward.heads import join_heads, split_heads
+from cutaway.forward.positions import frequencies
 from cutaway.points import dot_inputs
-from cutaway.spec import LatentSpec
-from cutaway.trace.check import Inside, deviation, largest, normed, product
+from cutaway.spec import AttentionSpec, LatentSpec, RotarySpec
+from cutaway.trace.check import Inside, deviation, largest, normed, product, softmax
 
 
 def projections(here: Inside) -> float:
@@ -55,22 +55,64 @@ def normed_heads(here: Inside) -> float | None:
     )
 
 
-def rotation(here: Inside) -> float | None:
+def lengths(here: Inside) -> float | None:
     """Turning keeps lengths, but for the magnitude by which a scaled rotation lets what it turns grow."""
     spec = here.spec.attention
     if spec.rotary is None:
         return None
-    before = "_normed" if spec.qk_norm is not None and not spec.norm_after_rotary else ""
-    first = spec.latent.d_nope if spec.latent is not None else 0
-    turned = slice(first, first + spec.rotary.dims)
     magnitude = getattr(spec.rotary.scaling, "magnitude", 1.0)
     off = []
     for side in "qk":
-        expected = here[f"attn.{side}{before}"].copy()
-        expected[..., turned] *= magnitude
-        lengths = np.linalg.norm(here[f"attn.{side}_rot"], axis=-1)
-        off.append(deviation(lengths, np.linalg.norm(expected, axis=-1)))
+        expected = _before_rotation(here, side)
+        expected[..., _turned(spec, spec.rotary)] *= magnitude
+        found = np.linalg.norm(here[f"attn.{side}_rot"], axis=-1)
+        off.append(deviation(found, np.linalg.norm(expected, axis=-1)))
     return largest(*off)
+
+
+def rotation(here: Inside) -> float | None:
+    """Each pair, as a complex number, times e^(i · position · θ); the other coordinates as they were."""
+    spec = here.spec.attention
+    if spec.rotary is None:
+        return None
+    positions = here.trace.past + np.arange(len(here["resid_pre"]))
+    angles, magnitude = _angles(spec.rotary, positions)
+    first = _turned(spec, spec.rotary).start
+    pairs = np.arange(spec.rotary.dims // 2)
+    step, across = (2, 1) if spec.rotary.pairing == "adjacent" else (1, spec.rotary.dims // 2)
+    real, imaginary = first + step * pairs, first + step * pairs + across
+    off = []
+    for side in "qk":
+        expected = _before_rotation(here, side)
+        turned = (expected[..., real] + 1j * expected[..., imaginary]) * magnitude * np.exp(1j * angles)
+        expected[..., real], expected[..., imaginary] = turned.real, turned.imag
+        off.append(deviation(here[f"attn.{side}_rot"], expected))
+    return largest(*off)
+
+
+def _before_rotation(here: Inside, side: str) -> np.ndarray:
+    """The queries or keys that are turned, in an array of their own."""
+    spec = here.spec.attention
+    before = "_normed" if spec.qk_norm is not None and not spec.norm_after_rotary else ""
+    return here[f"attn.{side}{before}"]
+
+
+def _turned(spec: AttentionSpec, rotary: RotarySpec) -> slice:
+    """Which coordinates of a head turn."""
+    first = spec.latent.d_nope if spec.latent is not None else 0
+    return slice(first, first + rotary.dims)
+
+
+def _angles(spec: RotarySpec, positions: np.ndarray) -> tuple[np.ndarray, float]:
+    """The angle of every pair at every position `[T, dims / 2]`, and by how much what turns grows.
+
+    Where nothing is scaled from the definition, θ_i = base^(−2i/dims), else from the pass's own table of θ.
+    """
+    if spec.scaling is not None:
+        thetas, magnitude = frequencies(spec, int(positions[-1]) + 1)
+        return positions[:, None] * thetas, magnitude
+    powers = 2 * np.arange(spec.dims // 2) / spec.dims
+    return positions[:, None] * np.exp(-powers * np.log(spec.base)), 1.0
 
 
 def scores(here: Inside) -> float:

@@ -1,6 +1,10 @@
-"""One result of a verification, and the float64 arithmetic that results are compared with."""
+"""One result of a verification, and the float64 arithmetic that results are compared with.
 
-from collections.abc import Mapping
+None of it is an engine's: what is checked and what it is checked against share no code.
+"""
+
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,3 +81,26 @@ def product(x: np.ndarray, linear: Linear) -> np.ndarray:
     ]
     y = np.concatenate(parts, axis=-1)
     return y if linear.bias is None else y + linear.bias
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """e^x / Σ e^x of each row, in float64; −∞ becomes 0."""
+    shares = np.exp(scores.astype(np.float64) - np.max(scores, axis=-1, keepdims=True))
+    return shares / np.sum(shares, axis=-1, keepdims=True)
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    """1 / (1 + e^−x), as e^−ln(1 + e^−x): exact however far from 0."""
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def _erf(x: np.ndarray) -> np.ndarray:
+    return np.vectorize(math.erf, otypes=[np.float64])(x)
+
+
+ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "relu": lambda x: np.where(x > 0, x, 0 * x),  # so that a NaN stays one
+    "silu": lambda x: x * sigmoid(x),
+    "gelu": lambda x: x * (1 + _erf(x / math.sqrt(2))) / 2,
+    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
+}

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from cutaway.engines.numpy import ACTIVATIONS, softmax
 from cutaway.spec import ExpertsSpec, FeedForwardSpec, RouterSpec
-from cutaway.trace.check import Inside, deviation, largest, product
+from cutaway.trace.check import ACTIVATIONS, Inside, deviation, largest, product, sigmoid, softmax
 
 
 def widening(here: Inside) -> float | None:
@@ -35,7 +34,7 @@ def routing(here: Inside) -> float | None:
     router = spec.router
     logits, chosen = here["moe.router_logits"], here["moe.chosen"].astype(np.intp)
     off = deviation(logits, product(here.read_by("mlp"), here.weights["moe.router"]))
-    scores = 1 / (1 + np.exp(-logits)) if router.scores == "sigmoid" else softmax(logits.copy())
+    scores = sigmoid(logits) if router.scores == "sigmoid" else softmax(logits)
     off = largest(off, deviation(here["moe.scores"], scores))
     off = largest(off, _not_the_best(here, router, chosen))
     gates = np.take_along_axis(here["moe.scores"], chosen, axis=-1)

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from cutaway.engines.numpy import ACTIVATIONS
 from cutaway.forward.parameters import Parameters
 from cutaway.trace import attention_identities as attention
 from cutaway.trace import feedforward_identities as feedforward
-from cutaway.trace.check import Check, Inside, deviation, largest, normed, product
+from cutaway.trace.check import ACTIVATIONS, Check, Inside, deviation, largest, normed, product
 from cutaway.trace.trace import Trace
 
 # How far rounding alone may carry the two sides apart, by the engine's precision.
@@ -68,7 +67,8 @@ RULES: dict[str, Callable[[Inside], float | None]] = {
     "each norm is the norm of the stream that it reads": _norms,
     "q, k and v are the projections of what attention reads": attention.projections,
     "each head's q and k, normed": attention.normed_heads,
-    "rotation keeps the lengths of q and k": attention.rotation,
+    "rotation keeps the lengths of q and k": attention.lengths,
+    "each pair of q and k is turned by its position's angle": attention.rotation,
     "q · k, scaled, = the scores, query heads beside their key head": attention.scores,
     "softmax of the scores that may be seen = the pattern": attention.pattern,
     "rows of the pattern sum to 1": attention.rows_sum,
@@ -87,10 +87,13 @@ EXACT = {"each layer reads what the one before left", "the pattern is 0 on what 
 
 
 def identities(trace: Trace, parameters: Parameters) -> Iterator[Check]:
-    """Every identity of the design on a trace of all points; for those that hold in each layer, the worst layer."""
+    """Every identity of the design on a trace of all points; for those that hold in each layer, the worst layer.
+
+    The trace is one whose tokens are all of the first kind, where the model tells kinds apart.
+    """
     tolerance = TOLERANCE[trace.dtype]
     spec = trace.spec
-    yield Check("embed.out = tokens (+ positions), scaled and normed", _embedding(trace, parameters), tolerance)
+    yield Check("embed.out = tokens (+ types, positions), scaled and normed", _embedding(trace, parameters), tolerance)
     inside = [Inside(trace, i, layer, parameters.layers[i]) for i, layer in enumerate(spec.layers)]
     for name, rule in RULES.items():
         found = [(rule(here), here.index) for here in inside]
@@ -116,17 +119,27 @@ def _embedding(trace: Trace, parameters: Parameters) -> float:
     table = parameters.embed_tokens.take(trace["tokens"], np.float64)
     off = deviation(trace["embed.tokens"], table)
     x = trace["embed.tokens"].astype(np.float64) * spec.embed_scale
-    if spec.token_types is not None:
+    if spec.token_types is not None and parameters.embed_types is not None:
         x = x + trace["embed.types"]
+        kinds = parameters.embed_types.take(np.zeros(len(x), np.intp), np.float64)
+        off = largest(off, deviation(trace["embed.types"], kinds))
     if spec.positions is not None:
         x = x + trace["embed.positions"]
-    if parameters.embed_positions is not None:
-        rows = parameters.embed_positions.take(range(len(x)), np.float64)
+        rows = _position_rows(trace, parameters, trace.past + np.arange(len(x)))
         off = largest(off, deviation(trace["embed.positions"], rows))
     if spec.embed_norm is not None:
         x = normed(spec.embed_norm, parameters.embed_norm, x)
         off = largest(off, deviation(trace["embed.norm"], x))
     return largest(off, deviation(trace["embed.out"], x))
+
+
+def _position_rows(trace: Trace, parameters: Parameters, positions: np.ndarray) -> np.ndarray:
+    """What is added at each position: its row of the learned table, or sin and cos of p / 10000^(2i/d), in turns."""
+    if parameters.embed_positions is not None:
+        return parameters.embed_positions.take(positions, np.float64)
+    d = trace.spec.d_model
+    angles = positions[:, None] * np.exp(-np.log(10_000.0) * 2 * np.arange(d // 2) / d)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(len(positions), d)
 
 
 def _logits(trace: Trace, parameters: Parameters, x: np.ndarray) -> np.ndarray:
