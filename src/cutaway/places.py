@@ -55,6 +55,12 @@ def spare_path() -> Path | None:
         return None
 
 
+def could_be_written(folder: Path) -> bool:
+    """Whether `folder`, or the nearest folder above it that exists, takes files, as far as can be told untouched."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), None)
+    return there is not None and there.is_dir() and os.access(there, os.W_OK)
+
+
 def is_own(folder: Path) -> bool:
     """Whether `folder` is a real folder that nobody else may write.
 

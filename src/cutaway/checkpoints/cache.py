@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cutaway.places import is_own, preferred_folder, spare_path
+from cutaway.places import could_be_written, is_own, preferred_folder, spare_path
 from cutaway.progress import progress
 
 CHUNK_BYTES = 1 << 20
@@ -19,11 +19,12 @@ def model_folders() -> list[Path]:
     """Where fetched models may lie, the likeliest first; nothing is created.
 
     The preferred folder is among them even where it is read-only: an image or a shared disk may bring its
-    models along.
+    models along. The folder that takes its place is looked at only where it is needed: what an earlier run left
+    there must not answer for a cache that can be written.
     """
     wanted, spare = preferred_folder(), spare_path()
     places = [] if wanted is None else [wanted]
-    if spare is not None and is_own(spare):
+    if spare is not None and is_own(spare) and (wanted is None or not could_be_written(wanted)):
         places.append(spare)
     return [place / "models" for place in places]
 
