@@ -238,9 +238,10 @@ class Model:
         caches = None if cache is None else [cache]
         ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder, types=types)
         whole = prompt.ids if cache is None else cache.ids
-        last = self._checked(self.engine.numpy(ran.final if ran.logits is None else ran.logits)[-1], whole)
+        self._checked(self.engine.numpy(ran.final), whole, types)  # every row: with a window some reach no later one
         if (pooled := recorder.kept.get(Point("pooler.out"))) is not None:
-            self._checked(self.engine.numpy(pooled), whole)
+            self._checked(self.engine.numpy(pooled), whole, types)
+        last = None if ran.logits is None else self._checked(self.engine.numpy(ran.logits)[-1], whole, types)
         piece = self.piece if self._tokenizer is not None else None
         return Trace(
             self.engine,
@@ -250,15 +251,15 @@ class Model:
             plan,
             layout,
             recorder.kept,
-            None if ran.logits is None else last,
+            last,
             positions,
             piece,
         )
 
-    def _checked(self, result: np.ndarray, ids: Sequence[int]) -> np.ndarray:
+    def _checked(self, result: np.ndarray, ids: Sequence[int], types: np.ndarray | None = None) -> np.ndarray:
         """`result` of a pass over `ids`, cached ones included; CutawayError where it is not finite."""
         if not np.isfinite(result).all():
-            where = first_nonfinite(self.engine, self.spec, self.parameters, ids)
+            where = first_nonfinite(self.engine, self.spec, self.parameters, ids, types)
             raise CutawayError(f"{self.spec.name} computes no usable numbers: {where}")
         return result
 

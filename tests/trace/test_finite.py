@@ -51,3 +51,23 @@ def test_a_position_reached_while_generating_is_named_too():
         assert [next(steps).index for _ in range(3)] == [0, 1, 2]
         with pytest.raises(CutawayError, match=said):
             next(steps)
+
+
+NEAR = replace(
+    LLAMA, layers=tuple(replace(layer, attention=replace(layer.attention, window=1)) for layer in LLAMA.layers)
+)
+
+
+def test_a_number_that_breaks_in_an_earlier_row_only_is_reported_too():
+    """Each token sees itself alone: the last row, and the prediction, stay whole."""
+    model = spoilt_model(NEAR, "embed.tokens", (3, 1))
+    assert np.isfinite(model.trace([4, 5, 6]).last_logits).all()
+    with pytest.raises(CutawayError, match=r"embed.tokens is nan at \[1, 1\]; embed.tokens holds values"):
+        model.trace([4, 3, 6], points=["logits"], positions=[-1])
+
+
+def test_a_number_that_breaks_at_one_kind_of_sentence_is_found_where_that_kind_stands():
+    model = spoilt_model(replace(POST, token_types=2), "embed.types", (1, 2))
+    assert np.isfinite(model.trace([4, 5, 6]).logits).all()
+    with pytest.raises(CutawayError, match=r"embed.types is nan at \[2, 2\]; embed.types holds values"):
+        model.trace([4, 5, 6], types=[0, 0, 1])

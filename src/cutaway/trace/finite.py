@@ -40,10 +40,12 @@ class _Finder:
             raise _Found(Point(name, self._layer), value[index], [int(i) for i in index])
 
 
-def first_nonfinite(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> str:
+def first_nonfinite(
+    engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int], types: np.ndarray | None = None
+) -> str:
     """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and by which weight."""
     try:
-        transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine))
+        transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine), types=types)
     except _Found as found:
         point, value, index = found.args
         prefix = "" if point.layer is None else f"layers.{point.layer}."
