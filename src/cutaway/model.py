@@ -134,8 +134,7 @@ class Model:
     ) -> Generation:
         """Continue `prompt` and return the whole response; the settings are those of `stream`."""
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        ids = self._prompt(prompt).ids
-        steps = self._steps(ids, max_tokens, sampling, seed, stop, points)
+        ids, steps = self._continue(prompt, max_tokens, sampling, seed, stop, points)
         return finished(ids, steps, keep_steps=bool(points))
 
     def stream(
@@ -158,7 +157,7 @@ class Model:
         `step.trace` holds the rows that the step's pass computed. Wrong settings raise CutawayError at the call.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p)
-        return self._steps(self._prompt(prompt).ids, max_tokens, sampling, seed, stop, points)
+        return self._continue(prompt, max_tokens, sampling, seed, stop, points)[1]
 
     def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
         """Check the identities that hold of every pass, on this model; one result after another."""
@@ -173,15 +172,17 @@ class Model:
         ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
         return against_transformers(self.trace(ids, points=points_to_compare(self.spec)), self.path)
 
-    def _steps(
+    def _continue(
         self,
-        ids: Sequence[int],
+        prompt: PromptLike,
         max_tokens: int,
         sampling: Sampling,
         seed: int | None,
         stop: Sequence[str],
         points: Iterable[str | Point],
-    ) -> Iterator[Step]:
+    ) -> tuple[tuple[int, ...], Iterator[Step]]:
+        """The ids of the prompt, and the steps that continue it, none of which has run."""
+        ids = self._prompt(prompt).ids
         if self.spec.headless or not self.spec.causal:
             raise CutawayError(
                 f"{self.spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
@@ -203,15 +204,15 @@ class Model:
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
             due = cache.due(pending).tolist()
-            prompt = Prompt(tuple(due), self._pieces(due), "")
-            if asked:
-                trace = self._traced(prompt, whole if cache.length == 0 else later, cache, None)
-                return trace.last_logits, trace
-            return self._last_logits(prompt.ids, cache), None
+            if not asked:
+                return self._last_logits(due, cache), None
+            plan = whole if cache.length == 0 else later
+            trace = self._traced(Prompt(tuple(due), self._pieces(due), ""), plan, cache, None)
+            return trace.last_logits, trace
 
         stop_ids = self._tokenizer.stop_ids if self._tokenizer is not None else frozenset[int]()
         limits = Limits(max_tokens, self.spec.n_max, stop_ids, stops)
-        return loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
+        return ids, loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
 
     def _last_logits(self, ids: Sequence[int], cache: KVCache) -> np.ndarray:
         ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache])

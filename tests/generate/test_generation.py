@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import cutaway
 from cutaway import CutawayError
 from cutaway.generate import Limits, Sampling, Step, finished, loop
+from cutaway.model import Model
 from cutaway.spec.catalog import llama_like
 from cutaway.text.tokenizer import Tokenizer
 from random_models import GPT2, LLAMA, random_ids, random_model
@@ -242,6 +243,30 @@ def test_a_stream_that_is_dropped_half_way_disturbs_nobody(toy):
     taken = [next(stream), next(stream)]
     stream.close()
     assert [step.token for step in taken] == toy.generate(PROMPT, max_tokens=2, temperature=0).tokens
+
+
+def test_how_tokens_read_is_looked_up_only_for_those_who_look(toy, monkeypatch):
+    asked: list[int] = []
+    right = Model._pieces
+
+    def counted(self, ids):
+        asked.append(len(ids))
+        return right(self, ids)
+
+    monkeypatch.setattr(Model, "_pieces", counted)
+    plain = toy.generate(PROMPT, max_tokens=4, seed=1)
+    assert asked == [3]  # the prompt
+    watched = toy.generate(PROMPT, max_tokens=4, seed=1, points=["logits"])
+    assert asked == [3, 3, 3, 1, 1, 1]
+    assert watched.tokens == plain.tokens
+    read = [step.trace.prompt.pieces for step in watched.steps if step.trace is not None]
+    assert [len(pieces) for pieces in read] == [3, 1, 1, 1]
+    assert [pieces for (pieces,) in read[1:]] == [toy.piece(token) for token in plain.tokens[:-1]]
+
+
+def test_a_response_knows_the_prompt_that_it_continues(toy):
+    ids = toy.tokenizer.encode(PROMPT)
+    assert list(toy.generate(PROMPT, max_tokens=1).prompt_ids) == ids == toy.generate(ids, max_tokens=1).prompt_ids
 
 
 def test_two_streams_of_one_model_interleave_without_mixing(toy):
