@@ -87,8 +87,7 @@ def _layer_work(layer: LayerSpec, d: int, tokens: int, past: int) -> Iterator[tu
     reach = "T²" if attention.window is None and attention.chunk is None else "T w"  # w: the window or chunk
     yield "attention scores and mix", f"O({reach} d)", 2 * pairs * (attention.d_head + attention.value_width)
     yield "attention softmax", f"O({reach} H)", _PER_SOFTMAX * pairs
-    norms = sum(1 for name, _ in layer_parameters(layer, d) if name.endswith(".gain"))
-    yield "norms", "O(T d)", _PER_NORM * tokens * d * norms
+    yield "norms", "O(T d)", _PER_NORM * tokens * _normed(layer, d)
     feed_forward = layer.feed_forward
     if isinstance(feed_forward, FeedForwardSpec):
         yield "feed-forward", "O(T d d_ff)", _perceptron(feed_forward, d, tokens)
@@ -97,6 +96,16 @@ def _layer_work(layer: LayerSpec, d: int, tokens: int, past: int) -> Iterator[tu
     yield "experts", "O(T d d_ff k)", _perceptron(feed_forward.expert, d, tokens) * feed_forward.router.n_active
     if feed_forward.shared is not None:
         yield "shared expert", "O(T d d_ff)", _perceptron(feed_forward.shared, d, tokens)
+
+
+def _normed(layer: LayerSpec, d: int) -> int:
+    """How many numbers of a token the norms of a layer go over: streams, every head's query and key, latents."""
+    attention, latent = layer.attention, layer.attention.latent
+    streams = (1 if layer.shared_norm else 2) * (layer.norm is not None) + 2 * (layer.out_norm is not None)
+    if latent is not None:
+        return streams * d + latent.kv_rank + (latent.q_rank or 0)
+    heads = attention.n_heads + attention.n_kv_heads if attention.qk_norm is not None else 0
+    return streams * d + heads * attention.d_head
 
 
 def _perceptron(spec: FeedForwardSpec, d: int, tokens: int) -> int:
