@@ -14,6 +14,7 @@ from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_ba
 
 from cutaway.checkpoints import fetch, hub, sources
 from cutaway.errors import CutawayError
+from cutaway.spec.catalog import CATALOG
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +171,18 @@ def test_a_name_like_one_of_the_hub_gets_the_hint() -> None:
 def test_a_mistyped_name_gets_close_matches_and_what_can_be_had(typed: str) -> None:
     said = refusal(lambda: sources.locate(typed))
     assert repr(typed) in said and "Did you mean smollm2-135m?" in said and "toy" in said
+
+
+@pytest.mark.parametrize("name", sorted({*CATALOG} - {*fetch.SHIPPED, *fetch.PUBLISHED}))
+def test_a_name_of_the_catalog_without_weights_says_what_counts_it_and_what_would_load_it(name: str) -> None:
+    said = refusal(lambda: sources.locate(name))
+    assert said.startswith(f"{name} is known by its configuration only") and "weights are not shipped" in said
+    assert f"`cutaway count {name}`" in said and "hf:owner/name" in said and "a GGUF file, or a folder" in said
+
+
+def test_a_folder_that_bears_a_name_of_the_catalog_is_that_folder() -> None:
+    folder = model_folder(Path("gpt2").absolute())
+    assert sources.locate("gpt2").path == folder
 
 
 def test_a_name_like_nothing_gets_only_what_can_be_had() -> None:

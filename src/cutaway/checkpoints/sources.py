@@ -9,6 +9,7 @@ from typing import Literal
 
 from cutaway.checkpoints import cache, fetch, hub
 from cutaway.errors import CutawayError
+from cutaway.spec.catalog import CATALOG
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -262,6 +263,11 @@ def _not_found(source: str) -> CutawayError:
         return CutawayError(f"There is no folder {source}; if a model of the Hub is meant, write hf:{source}.")
     if suffixed or "/" in source or os.sep in source:
         return CutawayError(f"There is no file or folder {source}; a model is {_READABLE}.")
+    if source in CATALOG:
+        return CutawayError(
+            f"{source} is known by its configuration only, which `cutaway count {source}` counts; its weights are not "
+            f"shipped. To load it, name a local copy of them ({_READABLE}), or a repository of the Hub: hf:owner/name."
+        )
     import difflib
 
     names = [model.name for model in known_models()]
