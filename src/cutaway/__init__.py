@@ -29,3 +29,8 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'cutaway' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """What can be asked for, also what has not been imported yet: completion at a prompt shows this."""
+    return sorted(__all__)

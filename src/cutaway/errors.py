@@ -1,4 +1,4 @@
-"""The one exception that Cutaway raises for anything its caller can mend."""
+"""The one exception that Cutaway raises for anything its caller can mend, and its kind for addresses."""
 
 
 class CutawayError(Exception):
@@ -6,3 +6,10 @@ class CutawayError(Exception):
 
     The command line prints it without a traceback and ends with exit code 2.
     """
+
+
+class UnknownPoint(CutawayError, KeyError):
+    """An address at which nothing can be read; a KeyError too, as from any other thing with keys."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError would put its sentence in quotation marks

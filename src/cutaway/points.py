@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
-from cutaway.errors import CutawayError
+from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 
 Array = Any
@@ -276,26 +276,31 @@ def find_points(patterns: Iterable[str | Point], spec: ModelSpec) -> list[Point]
     """The points that the patterns name, in the order of the pass, each once.
 
     A pattern is an address (`layers.3.attn.pattern`; `layers.-1.…` counts from the end), may hold `*`
-    (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`). Raises CutawayError for a
-    pattern that names nothing, with the closest points and, where the spec is why, the reason.
+    (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`). Raises UnknownPoint for a
+    pattern that names nothing, with the closest points and, where the spec is why, the reason; CutawayError for
+    what is no pattern.
     """
     if isinstance(patterns, str | Point):
         patterns = [patterns]
+    if not isinstance(patterns, Iterable):
+        raise CutawayError(f"points is {patterns!r}; it must be a list of addresses, as in ['layers.3.attn.pattern'].")
     available = points_of(spec)
     chosen: set[Point] = set()
     for pattern in patterns:
+        if not isinstance(pattern, str | Point):
+            raise UnknownPoint(f"A point is {pattern!r}; it must be an address such as 'layers.3.attn.pattern'.")
         found = _matches(str(pattern), available, spec.n_layers)
         if not found:
-            raise CutawayError(_nothing_matches(str(pattern), available, spec))
+            raise UnknownPoint(_nothing_matches(str(pattern), available, spec))
         chosen.update(found)
     return [point for point in available if point in chosen]
 
 
 def parse_point(text: str | Point, spec: ModelSpec) -> Point:
-    """The one point at this address. Raises CutawayError as `find_points` does, and where several match."""
+    """The one point at this address. Raises as `find_points` does, and UnknownPoint where several match."""
     found = find_points([text], spec)
     if len(found) > 1:
-        raise CutawayError(f"{str(text)!r} names {len(found)} points ({found[0]}, {found[1]}, …); name one of them.")
+        raise UnknownPoint(f"{str(text)!r} names {len(found)} points ({found[0]}, {found[1]}, …); name one of them.")
     return found[0]
 
 

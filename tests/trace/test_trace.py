@@ -121,6 +121,35 @@ def test_points_are_listed_in_the_order_of_the_pass():
     assert trace.points == ["tokens", "layers.0.attn.pattern", "layers.1.attn.pattern", "logits"]
 
 
+def test_a_trace_reads_like_a_dict_from_addresses_to_arrays():
+    trace = random_model(LLAMA).trace([3, 1, 4], points=["layers.*.attn.out", "logits"])
+    assert list(trace) == trace.keys() == trace.points
+    assert len(trace) == 3
+    whole = dict(trace)
+    assert list(whole) == trace.points
+    assert all(np.array_equal(whole[point], trace[point]) for point in trace)
+    assert bool(random_model(LLAMA).trace([3, 1, 4], points=[]))
+
+
+@pytest.mark.parametrize("point", ["layers.0.attn.patern", "layers.0.mlp.act", "layers.*.attn.q", 3, None])
+def test_an_address_at_which_nothing_can_be_read_is_a_key_error_that_says_a_sentence(point):
+    trace = random_model(LLAMA).trace([3, 1, 4], points=["logits"])
+    with pytest.raises(KeyError) as caught:
+        trace[point]
+    assert isinstance(caught.value, CutawayError)
+    assert str(caught.value).endswith(".") and not str(caught.value).startswith(('"', "'No"))
+
+
+def test_a_trace_says_in_one_line_what_it_is(toy):
+    assert repr(toy.trace("<BOS> dragon drinks", points=["logits"])) == (
+        "<Trace of toy: 3 tokens '<BOS> dragon drinks', 1 point, float64>"
+    )
+    assert repr(toy.trace("<BOS>" + " dragon" * 9, points=["tokens", "logits"])) == (
+        "<Trace of toy: 10 tokens '<BOS> dragon dragon dragon dragon drago…', 2 points, float64>"
+    )
+    assert repr(random_model(LLAMA).trace([3], points=[])) == "<Trace of small-llama: 1 token, 0 points, float64>"
+
+
 # Choosing positions
 
 

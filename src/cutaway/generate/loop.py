@@ -11,6 +11,7 @@ from cutaway.generate.sampling import Sampling, sample
 from cutaway.generate.stopping import StopStrings
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
+from cutaway.trace.trace import shortened
 
 Finish = Literal["length", "stop token", "stop string", "context"]
 
@@ -32,7 +33,7 @@ class Step:
     trace: Trace | None = None
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Generation:
     """A finished response. Times in seconds: the pass over the prompt, and all later passes together."""
 
@@ -43,7 +44,11 @@ class Generation:
     finish: Finish
     prompt_seconds: float
     decode_seconds: float
-    steps: list[Step] = field(repr=False, default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        ended = f"{len(self.tokens)} token{'s' if len(self.tokens) != 1 else ''}, finish {self.finish!r}"
+        return f"<Generation of {ended}: {shortened(self.text, 60)}>"
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -10,7 +10,7 @@ from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, points_of, shape_symbols
 from cutaway.spec import ModelSpec
 from cutaway.trace.edges import strongest_edge
-from cutaway.trace.trace import Trace
+from cutaway.trace.trace import Trace, is_whole
 
 
 def report(
@@ -80,6 +80,8 @@ def model_facts(trace: Trace, origin: str | None) -> dict[str, Any]:
 
 def layer_index(spec: ModelSpec, layer: int) -> int:
     """`layer` counted from 0; a negative one counts from the end. Raises CutawayError outside the model."""
+    if not is_whole(layer):
+        raise CutawayError(f"The layer is {layer!r}; it must be a whole number.")
     if not -spec.n_layers <= layer < spec.n_layers:
         raise CutawayError(
             f"There is no layer {layer}: {spec.name} has layers 0 to {spec.n_layers - 1} (-1 is the last)."
@@ -90,6 +92,8 @@ def layer_index(spec: ModelSpec, layer: int) -> int:
 def head_index(spec: ModelSpec, layer: int, head: int) -> int:
     """`head` counted from 0; a negative one counts from the end. Raises CutawayError outside the layer."""
     heads = spec.layers[layer].attention.n_heads
+    if not is_whole(head):
+        raise CutawayError(f"The head is {head!r}; it must be a whole number.")
     if not -heads <= head < heads:
         raise CutawayError(
             f"There is no head {head}: layer {layer} of {spec.name} has heads 0 to {heads - 1} (-1 is the last)."

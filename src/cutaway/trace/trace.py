@@ -1,4 +1,4 @@
-"""What a pass computed, by address: `trace["layers.3.attn.pattern"]`."""
+"""What a pass computed, by address: `trace["layers.3.attn.pattern"]`; `dict(trace)` is all of it."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ import numpy as np
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Engine
-from cutaway.errors import CutawayError
+from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
@@ -82,14 +82,34 @@ class Trace:
         """The addresses that can be read, in the order of the pass."""
         return list(self._addresses)
 
+    def __repr__(self) -> str:
+        told = f" {shortened(self.prompt.text)}" if self.prompt.text is not None else ""
+        return (
+            f"<Trace of {self.spec.name}: {_counted(len(self.prompt.ids), 'token')}{told}, "
+            f"{_counted(len(self), 'point')}, {self.dtype}>"
+        )
+
+    def keys(self) -> list[str]:
+        """The same as `points`: a trace reads like a dict from addresses to arrays."""
+        return self.points
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.points)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def __bool__(self) -> bool:
+        return True  # also one that kept no point: it knows what comes next
+
     def __contains__(self, point: object) -> bool:
         return isinstance(point, str | Point) and str(point) in self._addresses
 
     def __getitem__(self, point: str | Point) -> np.ndarray:
-        """The value at an address. Raises CutawayError if the model has no such point or the trace did not keep it."""
+        """The value at an address. Raises UnknownPoint if the model has no such point or the trace did not keep it."""
         at = self._addresses.get(str(point)) or parse_point(point, self.spec)
         if str(at) not in self._addresses:
-            raise CutawayError(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
+            raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
         if at in self._values:
             return _read_only(self._work_out(at))
         with self._lock:
@@ -139,6 +159,8 @@ class Trace:
 
     def next_tokens(self, count: int = 10) -> list[NextToken]:
         """The likeliest next tokens, likeliest first; ties go to the lowest id."""
+        if not is_whole(count):
+            raise CutawayError(f"{count!r} next tokens were asked for; that must be a whole number, at least 1.")
         if count < 1:
             raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
         p, logits = self.probabilities, self.last_logits
@@ -156,6 +178,8 @@ class Trace:
         """Write every captured point to a safetensors file, with the prompt in its metadata. Returns the path."""
         from cutaway.trace.export import save_trace
 
+        if not isinstance(path, str | Path):
+            raise CutawayError(f"A trace is saved to a path, not to {type(path).__name__}: {path!r}.")
         return save_trace(self, Path(path))
 
     def show(self, layer: int = 0) -> None:
@@ -209,11 +233,26 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(axis=-1, keepdims=True)
 
 
+def is_whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def shortened(text: str, most: int = 40) -> str:
+    """A text as a repr shows it: in quotation marks, its end cut off where it is long."""
+    return repr(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
 def _rows(positions: Sequence[int], length: int) -> np.ndarray:
+    if isinstance(positions, str) or not isinstance(positions, Sequence | np.ndarray):
+        raise CutawayError(f"positions is {positions!r}; it must be a list of positions, as in [0, -1].")
     if len(positions) == 0:
         raise CutawayError("No position was asked for; name at least one, or leave positions out to keep all.")
     for position in positions:
-        whole = isinstance(position, int | np.integer) and not isinstance(position, bool)
+        whole = is_whole(position)
         if not whole or not -length <= position < length:
             shown = int(position) if whole else repr(position)
             raise CutawayError(f"Position {shown} was asked for; the prompt has positions 0 to {length - 1}.")
