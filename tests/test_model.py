@@ -1,16 +1,24 @@
 """The one object that people hold: what it promises whatever it is asked to do, and by how many at once."""
 
+import subprocess
+import sys
 import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import cutaway
 from cutaway.engines import make_engine
+from cutaway.forward import layers_shown
 from cutaway.model import Model
 from random_models import LLAMA, random_ids, random_model
 
 THREADS, TURNS = 4, 3
+SHORT = replace(LLAMA, context_length=8)
 
 
 def toy_model() -> Model:
@@ -58,3 +66,82 @@ def test_threads_that_trace_generate_and_verify_at_once_get_bit_for_bit_what_eac
     assert together == alone
     checks = [check for mine in together for found in mine for check in found if isinstance(check, tuple)]
     assert checks and all(holds for *_, holds in checks)
+
+
+def test_what_the_package_offers_is_listed_before_anything_of_it_is_used():
+    code = "import cutaway, sys; print(*dir(cutaway)); print('numpy' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.splitlines() == ["CutawayError Model Trace __version__ count load", "False"]
+
+
+def test_a_model_and_a_response_say_in_one_line_what_they_are():
+    model = toy_model()
+    assert repr(model) == "<Model toy: 2,286 parameters in 3 layers, numpy engine, float64>"
+    response = model.generate("<BOS> dragon drinks", max_tokens=2, temperature=0)
+    assert repr(response) == f"<Generation of 2 tokens, finish 'length': {response.text!r}>"
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda model: model.trace(None),
+        lambda model: model.trace(b"<BOS>"),
+        lambda model: model.trace(7),
+        lambda model: model.trace("<BOS>", positions="ab"),
+        lambda model: model.trace("<BOS>", positions=0),
+        lambda model: model.trace("<BOS>", points=3),
+        lambda model: model.trace("<BOS>", points=[3]),
+        lambda model: model.trace("<BOS>").next_tokens("a"),
+        lambda model: model.trace("<BOS>").show(layer="a"),
+        lambda model: model.trace("<BOS>").save(3),
+        lambda model: model.generate("<BOS>", stop=3),
+        lambda model: model.generate("<BOS>", points=3),
+        lambda model: model.embed(None),
+        lambda model: model.embed([None]),
+        lambda model: cutaway.count(None),
+    ],
+)
+def test_what_is_of_the_wrong_kind_is_refused_with_a_sentence(ask):
+    with pytest.raises(cutaway.CutawayError) as caught:
+        ask(toy_model())
+    assert str(caught.value).endswith(".")
+
+
+def test_a_text_longer_than_a_rotary_model_was_made_for_runs_and_that_is_said():
+    model = random_model(SHORT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.trace(random_ids(SHORT, 8))
+        model.generate(random_ids(SHORT, 4), max_tokens=4, seed=0)
+    said = "9 tokens are more than the 8 that small-llama was made for"
+    with pytest.warns(UserWarning, match=said) as told:
+        trace = model.trace(random_ids(SHORT, 9))
+    assert told[0].filename == __file__
+    assert np.isfinite(trace.last_logits).all()
+    with pytest.warns(UserWarning, match=said):
+        model.embed([random_ids(SHORT, 3), random_ids(SHORT, 9)])
+
+
+def test_a_response_that_grows_past_what_the_model_was_made_for_says_so_once():
+    with pytest.warns(UserWarning, match="9 tokens are more than the 8 that small-llama was made for") as told:
+        response = random_model(SHORT).generate(random_ids(SHORT, 4), max_tokens=8, seed=0)
+    assert len(told) == 1
+    assert len(response.tokens) == 8
+
+
+def test_a_bar_over_the_layers_touches_no_bit(monkeypatch):
+    """As on a terminal where every pass takes over a second; only the pass over a prompt has a bar."""
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 70)
+    plain, said = model.trace(ids, points=["*"]), model.generate(ids, max_tokens=3, seed=1)
+    moves: list[int] = []
+
+    @contextmanager
+    def progress(label, total, unit, *, after):
+        assert (label, total, unit) == ("Running small-llama", LLAMA.n_layers, "layers")
+        yield moves.append
+
+    monkeypatch.setattr(layers_shown, "progress", progress)
+    watched, heard = model.trace(ids, points=["*"]), model.generate(ids, max_tokens=3, seed=1)
+    assert moves == [1] * (LLAMA.n_layers - 1) * 2
+    assert all(watched[point].tobytes() == plain[point].tobytes() for point in plain)
+    assert (heard.tokens, heard.logprobs) == (said.tokens, said.logprobs)

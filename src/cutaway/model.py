@@ -1,6 +1,7 @@
 """The one object that people hold: a loaded model, to trace and to generate with. It only joins the rooms below."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
+from cutaway.forward.context import warn_beyond_context
+from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
 from cutaway.generate import Generation, Limits, Sampling, Step, finished, loop
-from cutaway.points import Point, points_of
+from cutaway.points import Point, find_points, points_of
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
@@ -24,6 +27,7 @@ from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Recorder
+from cutaway.trace.trace import is_whole
 from cutaway.trace.verify import Check, verify
 
 EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
@@ -46,6 +50,8 @@ def count(source: str | Path | ModelSpec) -> Count:
 
     No weights are needed or read. Raises CutawayError for what is unknown or cannot be.
     """
+    if not isinstance(source, str | Path | ModelSpec):
+        raise CutawayError(f"A configuration is a spec, a name or a path, not {type(source).__name__}: {source!r}.")
     return (source if isinstance(source, ModelSpec) else spec_of(source)).count()
 
 
@@ -61,7 +67,10 @@ class Model:
         self._tokenizer = checkpoint.tokenizer
 
     def __repr__(self) -> str:
-        return f"<Model {self.spec.name}: {self.spec.count().total:,} parameters, {self.engine.name} engine>"
+        return (
+            f"<Model {self.spec.name}: {self.spec.count().total:,} parameters in {self.spec.n_layers} layers, "
+            f"{self.engine.name} engine, {self.engine.dtype.name}>"
+        )
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -84,6 +93,33 @@ class Model:
         """Every address that this model has, in the order of the pass."""
         return [str(point) for point in points_of(self.spec)]
 
+    def prompt(self, prompt: PromptLike) -> Prompt:
+        """What would be run for `prompt`: its ids, how each token reads, and what tokenizing added.
+
+        Raises CutawayError for what cannot be run: an empty or too long prompt, an id outside the vocabulary.
+        """
+        if isinstance(prompt, str):
+            encoding = self.tokenizer.explain(prompt)
+            ids, added, text = encoding.ids, encoding.reason, prompt
+            if not prompt or not ids:
+                raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
+        else:
+            ids, added, text = _ids(prompt), "Nothing was added: the prompt was given as ids.", None
+            if not ids:
+                raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.spec.vocab_size:
+                raise CutawayError(
+                    f"Token id {token} at position {position} is outside the vocabulary of {self.spec.name}, "
+                    f"which has ids 0 to {self.spec.vocab_size - 1}."
+                )
+        if self.spec.n_max is not None and len(ids) > self.spec.n_max:
+            raise CutawayError(
+                f"The prompt has {len(ids)} tokens, but {self.spec.name} has learned positions for {self.spec.n_max} "
+                "only: there is no row to look up for the rest. Shorten the prompt."
+            )
+        return Prompt(tuple(ids), self._pieces(ids), added, text)
+
     def trace(
         self,
         prompt: PromptLike,
@@ -96,9 +132,12 @@ class Model:
         `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"); None keeps the
         summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
         `types` tell the sentences of a pair apart, one number for each token, in models that know such kinds (BERT).
-        Raises CutawayError for an empty or too long prompt, an id outside the vocabulary, an unknown point.
+        Raises CutawayError for an empty prompt, one longer than learned positions reach, an id outside the
+        vocabulary, an unknown point. A prompt longer than the model was made for (`spec.context_length`) runs where
+        positions are rotary, with a UserWarning.
         """
-        told = self._prompt(prompt)
+        told = self.prompt(prompt)
+        warn_beyond_context(self.spec, 0, len(told.ids))
         kinds = None if types is None else _types(types, len(told.ids), self.spec)
         return self._traced(told, make_plan(self.spec, points), None, positions, kinds)
 
@@ -109,14 +148,15 @@ class Model:
         each gets the same vector in whatever company. With `unit` every vector has length 1. Raises CutawayError
         as `trace` does, naming the text.
         """
-        if isinstance(texts, str) or len(texts) == 0:
+        if isinstance(texts, str | bytes) or not isinstance(texts, Sequence | np.ndarray) or len(texts) == 0:
             raise CutawayError("embed takes a list of texts, with at least one in it.")
         sequences = []
         for index, text in enumerate(texts):
             try:
-                sequences.append(np.asarray(self._prompt(text).ids))
+                sequences.append(np.asarray(self.prompt(text).ids))
             except CutawayError as error:
                 raise CutawayError(f"Text {index}: {error}") from None
+            warn_beyond_context(self.spec, 0, len(sequences[-1]))
         vectors = [self._embedded(batch, pooling, unit) for batch in _batches(sequences)]
         return np.concatenate(vectors)
 
@@ -153,7 +193,8 @@ class Model:
 
         By default tokens are drawn from the model's own distribution; `temperature` 0 always takes the
         likeliest. `seed` makes the draws repeatable. It ends after `max_tokens`, at the model's own end token, at
-        any of the `stop` strings (left out of the text), or where learned positions end. With `points`, each
+        any of the `stop` strings (left out of the text), or where learned positions end; past `spec.context_length`
+        it goes on with a UserWarning. With `points`, each
         `step.trace` holds the rows that the step's pass computed. Wrong settings raise CutawayError at the call.
         """
         sampling = Sampling(temperature, top_k, top_p, min_p)
@@ -161,7 +202,7 @@ class Model:
 
     def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
         """Check the identities that hold of every pass, on this model; one result after another."""
-        ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
+        ids = self.prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
         return verify(self.engine, self.spec, self.parameters, ids)
 
     def compare(self, prompt: PromptLike | None = None) -> Iterator[Check]:
@@ -169,7 +210,7 @@ class Model:
 
         Raises CutawayError where transformers is not installed or cannot read the checkpoint.
         """
-        ids = self._prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
+        ids = self.prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
         return against_transformers(self.trace(ids, points=points_to_compare(self.spec)), self.path)
 
     def _continue(
@@ -182,40 +223,43 @@ class Model:
         points: Iterable[str | Point],
     ) -> tuple[tuple[int, ...], Iterator[Step]]:
         """The ids of the prompt, and the steps that continue it, none of which has run."""
-        ids = self._prompt(prompt).ids
+        ids = self.prompt(prompt).ids
         if self.spec.headless or not self.spec.causal:
             raise CutawayError(
                 f"{self.spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
                 "Trace it, or take a vector for each text with `embed`."
             )
-        if not _is_whole(max_tokens) or max_tokens < 1:
+        if not is_whole(max_tokens) or max_tokens < 1:
             raise CutawayError(f"max_tokens is {max_tokens!r}; it must be a whole number, at least 1.")
-        if seed is not None and (not _is_whole(seed) or seed < 0):
+        if seed is not None and (not is_whole(seed) or seed < 0):
             raise CutawayError(f"The seed is {seed!r}; it must be 0 or a positive whole number.")
         if not isinstance(stop, Iterable):
             raise CutawayError(f"stop is {stop!r}; it must be a text or several.")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if stops and self._tokenizer is None:
             raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")
-        asked = [points] if isinstance(points, str | Point) else list(points)
+        asked = find_points(points, self.spec)
         # A pass from position 0 holds all keys, so that T × T points follow from it; later ones store what they make.
         whole, later = make_plan(self.spec, asked), make_plan(self.spec, asked, stored=True)
         cache = KVCache(self.spec, self.engine)
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
+            warn_beyond_context(self.spec, cache.length, cache.length + len(pending), stacklevel=2)
+            first = cache.length == 0  # the pass over the prompt; later there is text on the terminal, and no bar
             due = cache.due(pending).tolist()
             if not asked:
-                return self._last_logits(due, cache), None
+                return self._last_logits(due, cache, shown=first), None
             plan = whole if cache.length == 0 else later
-            trace = self._traced(Prompt(tuple(due), self._pieces(due), ""), plan, cache, None)
+            trace = self._traced(Prompt(tuple(due), self._pieces(due), ""), plan, cache, None, shown=first)
             return trace.last_logits, trace
 
         stop_ids = self._tokenizer.stop_ids if self._tokenizer is not None else frozenset[int]()
         limits = Limits(max_tokens, self.spec.n_max, stop_ids, stops)
         return ids, loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
 
-    def _last_logits(self, ids: Sequence[int], cache: KVCache) -> np.ndarray:
-        ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache])
+    def _last_logits(self, ids: Sequence[int], cache: KVCache, *, shown: bool) -> np.ndarray:
+        with layers_shown(self.spec) if shown else nullcontext() as tap:
+            ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache], tap=tap)
         return self._checked(self.engine.numpy(ran.logits)[-1], cache.ids)
 
     def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
@@ -232,12 +276,15 @@ class Model:
         cache: KVCache | None,
         positions: Sequence[int] | None,
         types: np.ndarray | None = None,
+        *,
+        shown: bool = True,
     ) -> Trace:
         ids = np.asarray(prompt.ids)
         layout = Layout.of([len(ids)], None if cache is None else [cache.length])
         recorder = Recorder(self.engine, layout, plan.kept)
         caches = None if cache is None else [cache]
-        ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=recorder, types=types)
+        with layers_shown(self.spec, recorder) if shown else nullcontext(recorder) as tap:
+            ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=tap, types=types)
         whole = prompt.ids if cache is None else cache.ids
         self._checked(self.engine.numpy(ran.final), whole, types)  # every row: with a window some reach no later one
         if (pooled := recorder.kept.get(Point("pooler.out"))) is not None:
@@ -264,36 +311,8 @@ class Model:
             raise CutawayError(f"{self.spec.name} computes no usable numbers: {where}")
         return result
 
-    def _prompt(self, prompt: PromptLike) -> Prompt:
-        """Ids, pieces and what was added; refuses what cannot be run."""
-        if isinstance(prompt, str):
-            encoding = self.tokenizer.explain(prompt)
-            ids, added, text = encoding.ids, encoding.reason, prompt
-            if not prompt or not ids:
-                raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
-        else:
-            ids, added, text = _ids(prompt), "Nothing was added: the prompt was given as ids.", None
-            if not ids:
-                raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
-        for position, token in enumerate(ids):
-            if not 0 <= token < self.spec.vocab_size:
-                raise CutawayError(
-                    f"Token id {token} at position {position} is outside the vocabulary of {self.spec.name}, "
-                    f"which has ids 0 to {self.spec.vocab_size - 1}."
-                )
-        if self.spec.n_max is not None and len(ids) > self.spec.n_max:
-            raise CutawayError(
-                f"The prompt has {len(ids)} tokens, but {self.spec.name} has learned positions for {self.spec.n_max} "
-                "only: there is no row to look up for the rest. Shorten the prompt."
-            )
-        return Prompt(tuple(ids), self._pieces(ids), added, text)
-
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(self.piece, ids))
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
@@ -301,6 +320,10 @@ def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
         array = np.asarray(prompt)
     except ValueError:  # lists of different lengths in a list
         raise CutawayError("A prompt is a text or one list of token ids, not several lists; run them singly.") from None
+    if array.ndim == 0:
+        raise CutawayError(
+            f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__}: {prompt!r}."
+        )
     if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
         raise CutawayError(
             f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__} of {array.dtype}, "

@@ -50,7 +50,7 @@ def one_at_a_time(folder: Path) -> Iterator[bool]:
     try:
         locked = _try_lock(handle)
         if locked is False:
-            with progress("Waiting for another Cutaway that is fetching", None):
+            with progress("Waiting for another cutaway that is fetching …", None):
                 while (locked := _try_lock(handle)) is False:
                     time.sleep(0.05)
         yield bool(locked)

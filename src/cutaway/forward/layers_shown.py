@@ -1,0 +1,35 @@
+"""A long pass is seen to move: a bar over the layers, on a terminal and after a second; no number is touched."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cutaway.engines.protocol import Array
+from cutaway.points import Tap, Unwatched
+from cutaway.progress import progress
+from cutaway.spec import ModelSpec
+
+
+@contextmanager
+def layers_shown(spec: ModelSpec, tap: Tap | None = None) -> Iterator[Tap]:
+    """A tap to run one pass of `spec` with, in place of `tap`, that moves a bar whenever a layer is done."""
+    with progress(f"Running {spec.name}", spec.n_layers, "layers", after=1.0) as advance:
+        yield _LayerByLayer(tap if tap is not None else Unwatched(), advance)
+
+
+class _LayerByLayer:
+    """Hands everything on to another tap; that layer i is asked for says that all before it are done."""
+
+    def __init__(self, tap: Tap, advance: Callable[[int], None]) -> None:
+        self._tap = tap
+        self._advance = advance
+
+    def __call__(self, name: str, value: Array) -> Array:
+        return self._tap(name, value)
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        return self._tap.rows(name, value, segment, start)
+
+    def at(self, layer: int) -> Tap:
+        if layer > 0:
+            self._advance(1)
+        return self._tap.at(layer)
