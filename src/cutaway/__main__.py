@@ -1,8 +1,17 @@
-"""`python -m cutaway`: the same as the command `cutaway`."""
+"""`cutaway`, and `python -m cutaway`: the command line, quiet where it is interrupted, also while it still loads."""
 
 import sys
 
-from cutaway.cli import main
+
+def main() -> int:
+    """Run the process's command line and return its exit code."""
+    try:
+        from cutaway.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,9 +18,12 @@ from cutaway.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 Array = Any
 
 
+LECTURE = "Inside the Transformer: The Complete Forward Pass"  # whose chapters are meant wherever one is named
+
+
 @dataclass(frozen=True)
 class PointInfo:
-    """What stands at a point: symbolic shape, what it is, why it is there, and the chapter that explains it."""
+    """What stands at a point: symbolic shape, what it is, why it is there, and LECTURE's chapter that explains it."""
 
     shape: tuple[str, ...]
     meaning: str

@@ -1,6 +1,7 @@
 """The command line as a person uses it: a process of its own, or `main` in this one where only words are checked."""
 
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,5 +44,32 @@ def here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
         capfd.readouterr()
         code = main(arguments)
         return Ended(code, *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def in_a_terminal() -> Callable[..., str]:
+    """`in_a_terminal("trace", …)`: what a command shows where standard output is a terminal; `before` is run first."""
+
+    def run(*arguments: str, before: str = "") -> str:
+        code = f"import sys\n{before}\nfrom cutaway.cli import main\nsys.exit(main(sys.argv[1:]))"
+        own, theirs = pty.openpty()
+        with subprocess.Popen(
+            [sys.executable, "-c", code, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=theirs,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"TERM": "xterm-256color"},
+        ):
+            os.close(theirs)
+            shown = b""
+            try:
+                while chunk := os.read(own, 4096):
+                    shown += chunk
+            except OSError:  # how Linux says that the other end has closed
+                pass
+            os.close(own)
+        return shown.decode("utf-8").replace("\r\n", "\n")
 
     return run

@@ -6,10 +6,12 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 import cutaway as package
+from random_models import LLAMA, random_model
 
 TOY = "<BOS> dragon drinks"
 
@@ -20,14 +22,47 @@ def test_piped_output_is_the_continuation_alone_and_the_rest_is_told_on_stderr(c
     expected = package.load("toy").generate(TOY, max_tokens=5, seed=1)
     assert ended.out == expected.text
     assert re.fullmatch(
-        r"5 tokens, as many as --max-tokens asked for; 3 prompt tokens in [\d.]+ s, [\d.,]+ tokens/s \(\w+ engine\)\n",
+        r"\n5 tokens, as many as --max-tokens asked for; 3 prompt tokens in [\d.]+ s, "
+        r"[\d.,]+ tokens/s \(\w+ engine\)\n",
         ended.err,
     )
 
 
-def test_a_terminal_shows_the_prompt_first():
-    shown = _in_a_terminal("generate", "--model", "toy", TOY, "--max-tokens", "2", "--temperature", "0")
+def test_a_terminal_shows_the_prompt_first(in_a_terminal):
+    shown = in_a_terminal("generate", "--model", "toy", TOY, "--max-tokens", "2", "--temperature", "0")
     assert re.sub(r"\x1b\[[\d;]*m", "", shown).startswith(f"{TOY} potion")
+
+
+def test_where_both_outputs_go_to_one_place_the_figures_have_a_line_of_their_own():
+    command = [sys.executable, "-m", "cutaway", "generate", "--model", "toy", TOY, "--max-tokens", "2", "--seed", "1"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True)
+    text, figures = done.stdout.splitlines()
+    assert text == package.load("toy").generate(TOY, max_tokens=2, seed=1).text
+    assert figures.startswith("2 tokens, ")
+
+
+def test_a_prompt_from_a_terminal_is_asked_for():
+    own, theirs = pty.openpty()
+    command = [sys.executable, "-m", "cutaway", "generate", "--model", "toy", "-", "--temperature", "0"]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as typed:
+        os.close(theirs)
+        assert typed.stderr.readline().startswith("cutaway: reading the prompt from standard input; end it with Ctrl-D")
+        os.write(own, TOY.encode() + b"\n\x04")
+        out, _ = typed.communicate(timeout=120)
+    os.close(own)
+    assert typed.returncode == 0
+    assert out.startswith(" potion")
+
+
+@pytest.mark.filterwarnings("always::UserWarning")  # as for a person; the suite makes errors of them
+@pytest.mark.parametrize("command", ["generate", "trace"])
+def test_a_text_past_what_the_model_was_made_for_is_said_in_one_line(here, monkeypatch, command):
+    monkeypatch.setattr("cutaway.model.load", lambda *_, **__: random_model(replace(LLAMA, context_length=8)))
+    ended = here(command, "--ids", "1 2 3 4 5 6 7 8 9")
+    assert ended.code == 0
+    said = [line for line in ended.err.splitlines() if "made for" in line]
+    assert len(said) == 1
+    assert said[0].startswith("cutaway: 9 tokens are more than the 8 that small-llama was made for")
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal():
@@ -116,24 +151,3 @@ def test_bad_input_is_refused_with_a_sentence_and_code_2(here, arguments, senten
     assert ended.err.startswith("cutaway: ")
     assert ended.err.count("\n") == 1
     assert sentence in ended.err
-
-
-def _in_a_terminal(*arguments: str) -> str:
-    """What a command shows where standard output is a terminal."""
-    own, theirs = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "cutaway", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=theirs,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"TERM": "xterm-256color"},
-    ):
-        os.close(theirs)
-        shown = b""
-        try:
-            while chunk := os.read(own, 4096):
-                shown += chunk
-        except OSError:  # how Linux says that the other end has closed
-            pass
-        os.close(own)
-    return shown.decode("utf-8").replace("\r\n", "\n")

@@ -5,11 +5,15 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
 import cutaway as package
 from cutaway.cli import COMMANDS, main
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_lists_every_command_with_its_purpose(here):
@@ -74,6 +78,16 @@ def test_a_reader_that_leaves_early_is_no_fault():
     assert done.stderr == ""
 
 
+@pytest.mark.parametrize("command", ["trace", "generate"])
+def test_where_nobody_reads_the_code_is_141_whoever_wrote(command):
+    read, write = os.pipe()
+    os.close(read)
+    arguments = [sys.executable, "-m", "cutaway", command, "--model", "toy", "<BOS> dragon drinks"]
+    done = subprocess.run(arguments, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 def test_output_that_cannot_be_written_is_told_in_a_sentence():
     if not os.path.exists("/dev/full"):
         return  # this system has no full disk to offer
@@ -93,6 +107,36 @@ def test_an_interruption_is_quiet(here, monkeypatch):
     monkeypatch.setattr("cutaway.model.load", interrupted)
     ended = here("trace", "--model", "toy", "x")
     assert (ended.code, ended.out, ended.err) == (130, "", "")
+
+
+def test_an_interruption_while_the_command_line_is_still_loading_is_quiet():
+    code = """
+import sys
+class Interrupted:
+    def find_spec(self, name, path, target=None):
+        if name == "cutaway.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from cutaway.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code, "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_command_that_is_installed_begins_with_that_very_function():
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts == {"cutaway": "cutaway.__main__:main"}
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("trac", "trace"), ("generat", "generate"), ("model", "models")])
+def test_a_mistyped_command_is_told_the_one_that_may_be_meant(here, typed, meant):
+    assert f"there is no command '{typed}'. Did you mean {meant}?" in here(typed, "x").err
+
+
+def test_a_text_without_quotation_marks_is_told_about_them(here):
+    assert 'cutaway trace "the cat sat"' in here("trace", "the", "cat", "sat", "--top", "3").err
+    assert "quotation marks" not in here("trace", "the cat", "--tops", "3").err
 
 
 def test_main_takes_the_processes_own_arguments_where_none_are_given(monkeypatch, capsys):

@@ -32,6 +32,18 @@ def test_piped_output_is_plain(cutaway):
     assert all(line == line.rstrip() for line in out.splitlines())
 
 
+def test_a_terminal_shows_the_model_and_the_tokens_before_the_pass_has_run_and_only_once(in_a_terminal):
+    never = "import cutaway.model as m\ndef never(*_, **__): raise KeyboardInterrupt\nm.Model.trace = never"
+    begun, whole = (
+        re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", in_a_terminal("trace", "--model", "toy", TOY, before=before))
+        for before in (never, "")
+    )
+    assert begun.startswith("toy\n2,286 parameters")
+    assert " dragon " in begun and "stage by stage" not in begun
+    assert whole.startswith(begun)
+    assert whole.count("2,286 parameters") == whole.count("Prompt: 3 tokens") == 1
+
+
 def test_piped_output_does_not_depend_on_the_width_of_a_terminal(cutaway):
     narrow, wide = (cutaway("trace", "--model", "toy", TOY, env={"COLUMNS": c}).out for c in ("40", "300"))
     assert narrow == wide
@@ -88,6 +100,11 @@ def test_a_point_is_shown_in_full(here):
     q = package.load("toy").trace(TOY, points=["layers.2.attn.q"])["layers.2.attn.q"]
     cells = [line.split()[2:] for line in out.splitlines() if re.match(r" +\d  \"", line)]
     assert np.array(cells, float) == pytest.approx(q.reshape(6, 3), abs=5e-4)
+
+
+def test_the_lecture_is_named_where_a_chapter_is(here):
+    out = here("trace", "--model", "toy", TOY, "--point", "layers.-1.attn.q").out
+    assert "(chapter 7.2 of the lecture “Inside the Transformer: The Complete Forward Pass”)" in out
 
 
 def test_what_does_not_fit_is_said(here):
@@ -158,6 +175,11 @@ def test_a_long_prompt_is_pooled_to_the_width_and_says_so(cutaway):
         (["--model", "toy", TOY, "--point", "layers.0.attn.q_rot"], "nothing turns its queries"),
         (["--model", "toy", TOY, "--point", "layers.*.attn.q"], "name one of them"),
         (["--model", "toy", TOY, "--top", "0"], "ask for at least 1"),
+        (["--model", "toy", TOY, "--point", "layers.1.attn.q", "--layer", "2"], "stands in layer 1, and --layer is 2"),
+        (["--model", "toy", TOY, "--point", "logits", "--layer", "2"], "logits stands outside the layers"),
+        (["--model", "toy", TOY, "--point", "logits", "--top", "3"], "which --point does not show"),
+        (["--model", "toy", TOY, "--head", "1", "--top", "3"], "which --head does not show"),
+        (["--model", "toy", TOY, "--point", "layers.0.mlp.act", "--head", "1"], "has no heads"),
         (["--model", "toy", TOY, "--engine", "gpu"], "There is no engine 'gpu'"),
         (["--model", "toy", TOY, "--dtype", "float16"], "float16"),
         (["--model", "toy", TOY, "--save", "/nowhere/at/all.safetensors"], "could not be written"),

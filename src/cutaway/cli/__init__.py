@@ -7,16 +7,19 @@ nobody reads the output any more.
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib import import_module
+from typing import TextIO
 
 from cutaway.errors import CutawayError
 
 # command → what it is for, and a line that works when it is pasted
 COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("Run a model on a text and show every stage of the pass.", 'cutaway trace "the cat sat on it"'),
-    "generate": ("Continue a text, token by token.", 'cutaway generate "The capital of France is" --max-tokens 20'),
+    "generate": ("Continue a text, token by token.", 'cutaway generate "The capital of France is" --temperature 0'),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),
@@ -31,11 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own where not given) and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _write_unicode()
+    with warnings.catch_warnings():
+        warnings.showwarning = _tell_warning
+        return _ended(arguments)
+
+
+def _ended(arguments: list[str]) -> int:
+    """The exit code of a command line, whatever ends it."""
     try:
         code = _run(arguments)
         sys.stdout.flush()
         return code
     except SystemExit as end:  # how argparse ends: 0 after --help, 2 for what it cannot read
+        if isinstance(end.__context__, BrokenPipeError):  # how a rich console ends where nobody reads
+            return 141
         return _flushed(end.code if isinstance(end.code, int) else 2)
     except CutawayError as error:
         _flushed(0)
@@ -63,14 +75,42 @@ def _run(arguments: list[str]) -> int:
         command = import_module(f"cutaway.cli.{name}")
         parser = _parser(f"cutaway {name}", *COMMANDS[name])
         command.add_arguments(parser)
-        code: int = command.run(parser.parse_args(arguments[1:]))
+        options, left = parser.parse_known_args(arguments[1:])
+        if left:
+            parser.error(f"unrecognized arguments: {' '.join(left)}{_quotation_hint(name, options, left)}")
+        code: int = command.run(options)
         return code
     parser = _top_parser()
     if not arguments:
         parser.print_help()
         return 2
+    if not arguments[0].startswith("-"):
+        near = get_close_matches(arguments[0], COMMANDS, n=1)
+        hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(COMMANDS)}."
+        parser.error(f"there is no command {arguments[0]!r}.{hint}")
     parser.parse_args(arguments[:1])
     return 0
+
+
+def _quotation_hint(name: str, options: argparse.Namespace, left: list[str]) -> str:
+    """What to say of `cutaway trace the cat sat`, where the shell has made several arguments of one text."""
+    first = getattr(options, "prompt", None)
+    if first is None or any(word.startswith("-") for word in left):
+        return ""
+    return f'; a text of several words stands in quotation marks: cutaway {name} "{" ".join([first, *left])}"'
+
+
+def _tell_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """A warning to the user as a sentence; any other with the line of the program that gave it."""
+    told = f"cutaway: {message}" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}: {message}"
+    print(told, file=sys.stderr)
 
 
 def _parser(program: str, purpose: str, example: str) -> argparse.ArgumentParser:

@@ -61,6 +61,9 @@ def read_ids(text: str) -> list[int]:
 
 
 def _from_stdin() -> str:
+    if sys.stdin.isatty():
+        end = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
+        print(f"cutaway: reading the prompt from standard input; end it with {end}.", file=sys.stderr)
     try:
         text = sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:

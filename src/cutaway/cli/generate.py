@@ -95,7 +95,7 @@ def _as_text(model: "Model", given: str | list[int], prompt: str | list[int], op
     steps = model.stream(prompt, **_settings(options))  # wrong settings are refused here, before anything is shown
     watched = sys.stdout.isatty()
     begun = first = time.perf_counter()
-    count, finish = 0, "length"
+    count, finish, last = 0, "length", ""
     try:
         for step in steps:
             if count == 0:
@@ -104,6 +104,7 @@ def _as_text(model: "Model", given: str | list[int], prompt: str | list[int], op
                     _show_prompt(given, "\n" if options.chat else "")
             text = _harmless(step.text) if watched else step.text
             if text:
+                last = text
                 sys.stdout.write(text)
                 sys.stdout.flush()
             count += 1
@@ -111,6 +112,8 @@ def _as_text(model: "Model", given: str | list[int], prompt: str | list[int], op
     finally:
         if watched and count:
             print(flush=True)
+    if not watched and not last.endswith("\n"):
+        print(file=sys.stderr)  # both may end up in one place, and the text ends where the model ended it
     _tell(model, prompt, count, finish, first - begun, time.perf_counter() - first)
     return 0
 

@@ -3,8 +3,14 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cutaway.cli.arguments import add_model, add_prompt, load_model, print_json, read_prompt
+from cutaway.errors import CutawayError
+
+if TYPE_CHECKING:
+    from cutaway.points import Point
+    from cutaway.spec import ModelSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--point", metavar="ADDRESS", help="show one tensor in full, such as layers.3.attn.pattern; --head picks a head"
     )
-    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many next tokens to show (10)")
+    parser.add_argument("--top", type=int, metavar="N", help="how many next tokens to show (10)")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="also write what was captured to this safetensors file"
     )
@@ -29,33 +35,61 @@ def run(options: argparse.Namespace) -> int:
     model = load_model(options)
 
     from cutaway.points import parse_point
+    from cutaway.trace.draw import draw_opening
     from cutaway.trace.plan import overview_points
-    from cutaway.trace.report import head_index, layer_index, report
+    from cutaway.trace.report import head_index, layer_index, opening, report
 
     # Whatever can be refused is refused before the pass is run.
     spec = model.spec
     point = None if options.point is None else parse_point(options.point, spec)
+    _refuse_idle(options, spec, point)
     layer = layer_index(spec, options.layer if options.layer is not None else (point.layer if point else 0) or 0)
     head = None if options.head is None else head_index(spec, layer, options.head)
+    top = 10 if options.top is None else options.top
+    told = model.prompt(prompt)
+    opened = sys.stdout.isatty() and not options.json
+    if opened:  # so that there is something to look at while a long pass runs
+        draw_opening(opening(spec, model.engine.name, model.engine.dtype.name, told, model.origin))
     wanted = overview_points(spec, layer)
     trace = model.trace(prompt, points=wanted if point is None else [*wanted, point])
     if options.save is not None:
         saved = trace.save(options.save)
         print(f"cutaway: {len(trace.points)} tensors written to {saved}", file=sys.stderr)
     if options.json:
-        print_json(report(trace, layer, head, options.top, point, model.origin))
+        print_json(report(trace, layer, head, top, point, model.origin))
         return 0
 
     if point is not None:
         from cutaway.trace.tensor import draw_point
 
-        draw_point(trace, point, head=head, origin=model.origin)
+        draw_point(trace, point, head=head, origin=model.origin, opened=opened)
     elif head is not None:
         from cutaway.trace.heatmap import draw_head
 
-        draw_head(trace, layer, head, origin=model.origin)
+        draw_head(trace, layer, head, origin=model.origin, opened=opened)
     else:
         from cutaway.trace.draw import draw_trace
 
-        draw_trace(trace, layer, top=options.top, origin=model.origin)
+        draw_trace(trace, layer, top=top, origin=model.origin, opened=opened)
     return 0
+
+
+def _refuse_idle(options: argparse.Namespace, spec: "ModelSpec", point: "Point | None") -> None:
+    """Raise CutawayError for an option that would change nothing of what is shown, or contradicts another."""
+    from cutaway.trace.report import layer_index
+
+    if options.top is not None and options.top < 1:
+        raise CutawayError(f"--top is {options.top}; ask for at least 1.")
+    if point is not None and options.layer is not None and point.layer not in (None, layer_index(spec, options.layer)):
+        raise CutawayError(f"{point} stands in layer {point.layer}, and --layer is {options.layer}; leave one out.")
+    if options.json:  # which holds the stages and the next tokens whatever else is asked for
+        return
+    if options.top is not None and (point is not None or options.head is not None):
+        shown = "--point" if point is not None else "--head"
+        raise CutawayError(f"--top counts next tokens, which {shown} does not show; leave out one of the two.")
+    if point is None:
+        return
+    if options.layer is not None and point.layer is None:
+        raise CutawayError(f"{point} stands outside the layers; leave --layer out.")
+    if options.head is not None and not {"H", "H_kv"} & set(point.info.shape):
+        raise CutawayError(f"{point} is [{', '.join(point.info.shape)}] and has no heads; leave --head out.")

@@ -37,18 +37,27 @@ def draw_trace(
     head: int | None = None,
     top: int = 10,
     origin: str | None = None,
+    opened: bool = False,
 ) -> None:
     """Draw the whole pass, with the stages of layer `layer` in full; `head` picks the head whose rows are shown.
 
-    Raises CutawayError for a layer or head that the model does not have.
+    `opened` leaves out the model and the prompt: `draw_opening` has drawn them before the pass ran. Raises
+    CutawayError for a layer or head that the model does not have.
     """
     page = Page.on(console)
     told = report(trace, layer, head, top, origin=origin, first=24)
-    draw_model(page, told)
-    draw_tokens(page, told)
+    if not opened:
+        draw_opening(told, console)
     draw_stages(page, told)
     draw_layers(page, told)
     draw_next_tokens(page, told)
+
+
+def draw_opening(told: Mapping[str, Any], console: Console | None = None) -> None:
+    """The model and the prompt, of a `report` or of its `opening`."""
+    page = Page.on(console)
+    draw_model(page, told)
+    draw_tokens(page, told)
 
 
 def draw_model(page: Page, told: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.progress import progress
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace
@@ -23,7 +24,11 @@ def save_trace(trace: "Trace", path: Path) -> Path:
 
     if not path.name:
         raise CutawayError(f"The trace cannot be written to {str(path)!r}: that names no file.")
-    tensors = {name: np.ascontiguousarray(trace[name]) for name in trace.points}
+    tensors = {}
+    with progress("Reading every point", len(trace), "points", after=1.0) as advance:
+        for name in trace.points:
+            tensors[name] = np.ascontiguousarray(trace[name])
+            advance(1)
     prompt = {"ids": trace.prompt.ids, "pieces": trace.prompt.pieces, "text": trace.prompt.text}
     metadata = {"model": trace.spec.name, "engine": trace.engine, "dtype": trace.dtype, "prompt": json.dumps(prompt)}
     data = save(tensors, metadata)

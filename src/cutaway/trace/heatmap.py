@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.trace.draw import draw_opening
 from cutaway.trace.edges import hidden_cells
 from cutaway.trace.page import HATCH, Page, fit, quoted, weight_style
 from cutaway.trace.report import head_index, layer_index, report
@@ -20,12 +20,19 @@ _PLAIN_KEYS = 40  # columns of a plain table
 
 
 def draw_head(
-    trace: Trace, layer: int, head: int, console: Console | None = None, *, origin: str | None = None
+    trace: Trace,
+    layer: int,
+    head: int,
+    console: Console | None = None,
+    *,
+    origin: str | None = None,
+    opened: bool = False,
 ) -> None:
     """Draw the pattern of one head, under the model and the prompt.
 
     A prompt too long for the width is pooled: each cell then shows the largest weight of a square of pairs,
-    and a sentence says so. Raises CutawayError for a layer or head that the model does not have.
+    and a sentence says so. `opened` leaves out the model and the prompt. Raises CutawayError for a layer or head
+    that the model does not have.
     """
     layer = layer_index(trace.spec, layer)
     head = head_index(trace.spec, layer, head)
@@ -37,8 +44,8 @@ def draw_head(
     pieces = [quoted(token["piece"]) for token in told["tokens"]]
     keys = [f"{position}" for position in range(trace.past)] + pieces
     queries: list[int] = (trace.rows + trace.past).tolist()  # positions, of the rows that the trace holds
-    draw_model(page, told)
-    draw_tokens(page, told)
+    if not opened:
+        draw_opening(told, console)
     page.heading(
         f"{address}, head {head}: who listens to whom",
         "Row: the token that asks; column: the token that it reads. Each row is a softmax: its weights sum to 1. "

@@ -8,9 +8,10 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, points_of, shape_symbols
+from cutaway.progress import progress
 from cutaway.spec import ModelSpec
 from cutaway.trace.edges import strongest_edge
-from cutaway.trace.trace import Trace, is_whole
+from cutaway.trace.trace import Prompt, Trace, is_whole
 
 
 def report(
@@ -38,19 +39,12 @@ def report(
         value = trace[wanted]
         whole = {"point": {**_told(spec, wanted), "shape": list(value.shape)}, "values": plain_numbers(value)}
     return {
-        "model": model_facts(trace, origin),
-        "prompt": {"text": trace.prompt.text, "added": trace.prompt.added, "past": trace.past},
-        "tokens": [
-            {"position": trace.past + i, "id": token, "piece": piece}
-            for i, (token, piece) in enumerate(zip(trace.prompt.ids, _pieces(trace), strict=True))
-        ],
+        **opening(spec, trace.engine, trace.dtype, trace.prompt, origin, trace.past),
         "layer": layer,
         "head": row_head,
         "row": int(trace.rows[-1]),
-        "stages": [
-            _stage(trace, at, row_head, first) for at in points_of(spec) if at.layer is None or at.layer == layer
-        ],
-        "layers": [_layer(trace, index) for index in range(spec.n_layers)],
+        "stages": _stages(trace, layer, row_head, first),
+        "layers": _layers(trace),
         "next_tokens": [
             {"id": t.id, "piece": t.text, "logit": t.logit, "probability": t.probability}
             for t in ([] if spec.headless or not spec.causal else trace.next_tokens(top))
@@ -59,9 +53,22 @@ def report(
     }
 
 
-def model_facts(trace: Trace, origin: str | None) -> dict[str, Any]:
-    """What ran; a number that differs from layer to layer is null."""
-    spec = trace.spec
+def opening(
+    spec: ModelSpec, engine: str, dtype: str, prompt: Prompt, origin: str | None = None, past: int = 0
+) -> dict[str, Any]:
+    """What can be told before a pass has run: the model, the prompt, and its tokens."""
+    return {
+        "model": _model_facts(spec, engine, dtype, origin),
+        "prompt": {"text": prompt.text, "added": prompt.added, "past": past},
+        "tokens": [
+            {"position": past + i, "id": token, "piece": piece}
+            for i, (token, piece) in enumerate(zip(prompt.ids, _pieces(prompt), strict=True))
+        ],
+    }
+
+
+def _model_facts(spec: ModelSpec, engine: str, dtype: str, origin: str | None) -> dict[str, Any]:
+    """What runs; a number that differs from layer to layer is null."""
     return {
         "name": spec.name,
         "origin": origin,
@@ -73,8 +80,8 @@ def model_facts(trace: Trace, origin: str | None) -> dict[str, Any]:
         "d_model": spec.d_model,
         "d_ff": spec.same_in_all_layers("feed_forward.d_ff"),
         "vocab_size": spec.vocab_size,
-        "engine": trace.engine,
-        "dtype": trace.dtype,
+        "engine": engine,
+        "dtype": dtype,
     }
 
 
@@ -126,8 +133,8 @@ def row_of(point: Point, value: np.ndarray, spec: ModelSpec, head: int) -> np.nd
     return value
 
 
-def _pieces(trace: Trace) -> tuple[str, ...]:
-    return trace.prompt.pieces or tuple(str(token) for token in trace.prompt.ids)
+def _pieces(prompt: Prompt) -> tuple[str, ...]:
+    return prompt.pieces or tuple(str(token) for token in prompt.ids)
 
 
 def _told(spec: ModelSpec, point: Point) -> dict[str, Any]:
@@ -139,6 +146,16 @@ def _told(spec: ModelSpec, point: Point) -> dict[str, Any]:
         "reason": info.reason,
         "chapter": info.chapter,
     }
+
+
+def _stages(trace: Trace, layer: int, head: int, first: int) -> list[dict[str, Any]]:
+    points = [at for at in points_of(trace.spec) if at.layer is None or at.layer == layer]
+    stages = []
+    with progress("Reading the stages", len(points), "stages", after=1.0) as advance:
+        for point in points:
+            stages.append(_stage(trace, point, head, first))
+            advance(1)
+    return stages
 
 
 def _stage(trace: Trace, point: Point, head: int, first: int) -> dict[str, Any]:
@@ -159,6 +176,15 @@ def _stage(trace: Trace, point: Point, head: int, first: int) -> dict[str, Any]:
         "norm": norm if norm is not None and math.isfinite(norm) else None,
         "values": plain_numbers(row[:first]),
     }
+
+
+def _layers(trace: Trace) -> list[dict[str, Any]]:
+    layers = []
+    with progress("Reading every layer", trace.spec.n_layers, "layers", after=1.0) as advance:
+        for index in range(trace.spec.n_layers):
+            layers.append(_layer(trace, index))
+            advance(1)
+    return layers
 
 
 def _layer(trace: Trace, layer: int) -> dict[str, Any]:
@@ -195,4 +221,4 @@ def _mean_norm(trace: Trace, layer: int, name: str) -> float | None:
 def _place(trace: Trace, position: int) -> Mapping[str, Any]:
     """A token by its position; those before the trace's own have no piece at hand."""
     index = position - trace.past
-    return {"position": position, "piece": _pieces(trace)[index] if index >= 0 else None}
+    return {"position": position, "piece": _pieces(trace.prompt)[index] if index >= 0 else None}

@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.points import Point, parse_point, shape_symbols
-from cutaway.trace.draw import draw_model, draw_tokens
+from cutaway.points import LECTURE, Point, parse_point, shape_symbols
+from cutaway.trace.draw import draw_opening
 from cutaway.trace.edges import hidden_cells
 from cutaway.trace.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
 from cutaway.trace.report import head_index, report
@@ -26,11 +26,12 @@ def draw_point(
     *,
     head: int | None = None,
     origin: str | None = None,
+    opened: bool = False,
 ) -> None:
     """Draw the tensor at `point`: one row per token, head by head where it has heads (or only `head`).
 
-    Raises CutawayError for a point that the model does not have or the trace did not keep, or a head
-    outside the layer.
+    `opened` leaves out the model and the prompt. Raises CutawayError for a point that the model does not have or
+    the trace did not keep, or a head outside the layer.
     """
     point = parse_point(point, trace.spec)
     page = Page.on(console)
@@ -38,11 +39,11 @@ def draw_point(
     value = trace[point]
     told = report(trace, layer, head, origin=origin)
     info = point.info
-    draw_model(page, told)
-    draw_tokens(page, told)
+    if not opened:
+        draw_opening(told, console)
     page.heading(
         f"{point}  [{', '.join(shape_symbols(point, trace.spec))}] = {list(value.shape)}",
-        f"{_sentence(info.meaning)} Why: {info.reason} (chapter {info.chapter}).",
+        f"{_sentence(info.meaning)} Why: {info.reason} (chapter {info.chapter} of the lecture “{LECTURE}”).",
     )
     pieces = [quoted(token["piece"]) for token in told["tokens"]]
     rows = [pieces[row] for row in trace.rows]
