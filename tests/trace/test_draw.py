@@ -11,10 +11,12 @@ from rich.cells import cell_len
 from rich.console import Console
 
 import cutaway
+from cutaway.points import parse_point
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
+from cutaway.trace.chips import draw_chips
 from cutaway.trace.draw import draw_trace
 from cutaway.trace.heatmap import draw_head
-from cutaway.trace.page import bar, fit, number, size, weight_style
+from cutaway.trace.page import Page, bar, fit, number, size, weight_style
 from cutaway.trace.plan import overview_points
 from cutaway.trace.tensor import draw_point
 from random_models import random_ids, random_model, specs
@@ -52,6 +54,63 @@ def test_a_bare_trace_shows_itself_and_says_what_it_did_not_keep(model, capsys):
     out = capsys.readouterr().out
     assert re.search(r"^layers\.1\.mlp\.up .* not captured", out, re.MULTILINE)
     assert re.search(r'^next  1  "potion"', out, re.MULTILINE)
+
+
+def test_a_bare_trace_says_once_how_to_capture_what_it_lacks(model):
+    page = drawn(draw_trace, model.trace("<BOS> dragon drinks"), 1)
+    assert page.count("were not captured: trace with points=[…, 'layers.1.*'] for all of this layer") == 1
+    whole = drawn(draw_trace, model.trace("<BOS> dragon drinks", points=["*"]), 1)
+    assert "not captured" not in whole
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_meaning_is_cut_off_where_the_page_is_narrow(model, width):
+    trace = model.trace("<BOS> dragon drinks", points=overview_points(model.spec, 1))
+    page = drawn(draw_trace, trace, 1, width=width)
+    letters = re.sub(r"[┃┠╮╯│─┋]", " ", page)
+    for point in trace.points:
+        words = parse_point(point, model.spec).info.meaning.split()
+        assert re.search(r"\s+".join(map(re.escape, words)), letters), point
+
+
+def chips(pieces, width=100):
+    tokens = [{"position": i, "id": 100 + i, "piece": piece} for i, piece in enumerate(pieces)]
+    return drawn(lambda console: draw_chips(Page.on(console), tokens), width=width).splitlines()
+
+
+def test_tokens_that_spell_a_character_only_together_stand_over_it():
+    above, below, spelled = chips(["a", "<0xE6><0x97>", "<0xA5>", "b", " <0xE6>", "<0x9C>", "<0xAC>"])
+    first, second = (re.search(f"╰─+ {character} ─+╯", spelled) for character in "日本")
+    assert above[first.start() :].startswith(" <0xE6><0x97> ")
+    assert cell_len(spelled[: first.end()]) == above.index("<0xA5>") + len("<0xA5> ")
+    assert cell_len(spelled[: second.start()]) == above.index("·<0xE6>") - 1
+    assert below.split() == ["100", "101", "102", "103", "104", "105", "106"]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["a", "b"],
+        ["<0xE6><0x97>", "b"],
+        ["<0xE6>"],
+        ["<0xFF>", "<0xFE>"],
+        ["<0xE6>", "<0x41>"],
+        ["<0x>", "日"],
+        ["<0x1B>", "<0x5B>"],
+        ["<0xC2>", "<0x9B>"],
+    ],
+)
+def test_tokens_that_spell_nothing_together_have_no_bracket(pieces):
+    assert len(chips(pieces)) == 2
+
+
+@given(st.text(min_size=1, max_size=12), st.integers(40, 90))
+def test_every_character_that_was_cut_into_bytes_is_shown_and_lines_fit(text, width):
+    pieces = [f"<0x{byte:02X}>" if ord(c) > 127 else c for c in text if c.isprintable() for byte in c.encode()]
+    lines = chips(pieces, width=width)
+    assert max((cell_len(line) for line in lines), default=0) <= width
+    brackets = sum(line.count("╰") for line in lines)
+    assert brackets == sum(ord(c) > 127 for c in text if c.isprintable())
 
 
 def test_rows_of_some_positions_bear_their_own_tokens(model):

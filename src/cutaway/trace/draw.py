@@ -1,16 +1,15 @@
 """A pass drawn in the terminal, in the order of the pass; plain lines, one record each, where it is not a terminal."""
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from cutaway.trace.chips import draw_chips
 from cutaway.trace.page import (
     ATTENTION,
-    CHIP,
-    CHIP_SPACE,
     FEED_FORWARD,
     LIKELY,
     STREAM,
@@ -26,6 +25,7 @@ from cutaway.trace.report import report
 from cutaway.trace.trace import Trace
 
 _MOST_TOKENS = 200  # shown one by one
+_NARROWEST = 24  # columns in which a meaning can be read
 _ONE_LINE = 170  # columns from which on a stage takes one line
 
 
@@ -95,35 +95,9 @@ def draw_tokens(page: Page, told: Mapping[str, Any]) -> None:
                 "…" if token is None else f"token {token['position']:>4}  id {token['id']:>6}  {quoted(token['piece'])}"
             )
     else:
-        _chips(page, shown)
+        draw_chips(page, shown)
     if len(shown) < len(tokens):
         page.note(f"The first and last of {len(tokens)} tokens are shown; --json has all of them.")
-
-
-def _chips(page: Page, tokens: Sequence[Mapping[str, Any] | None]) -> None:
-    above, below, used = Text(), Text(), 0
-    for token in tokens:
-        piece, ident = ("…", "") if token is None else (token["piece"], str(token["id"]))
-        piece = fit(piece, min(cell_len(piece), page.width - 4))
-        wide = max(cell_len(piece), len(ident)) + 2
-        if used and used + wide > page.width:
-            page.line(above)
-            page.line(below)
-            above, below, used = Text(), Text(), 0
-        above.append_text(Text(" … ", style="dim") if token is None else _chip(piece, wide)).append(" ")
-        below.append(fit(" " + ident, wide) + " ", style="dim")
-        used += wide + 1
-    page.line(above)
-    page.line(below)
-
-
-def _chip(piece: str, width: int) -> Text:
-    """A piece on its coloured ground, its spaces drawn as dots; a piece has none at its end but those it owns."""
-    chip = Text(" ", style=CHIP)
-    for character in piece:
-        chip.append("·" if character == " " else character, style=CHIP_SPACE if character == " " else CHIP)
-    chip.append(" " * (width - 1 - cell_len(piece)), style=CHIP)
-    return chip
 
 
 def draw_stages(page: Page, told: Mapping[str, Any]) -> None:
@@ -154,15 +128,29 @@ def draw_stages(page: Page, told: Mapping[str, Any]) -> None:
             )
             continue
         address = _address(stage["point"], address_width)
-        meaning = Text(stage["meaning"], style="dim")
         if page.width >= _ONE_LINE:
-            meaning.pad_right(meaning_width - len(meaning))
+            meaning = Text(stage["meaning"].ljust(meaning_width), style="dim")
             room = page.width - 4 - address_width - meaning_width - shape_width
             page.line(Text.assemble(first_mark, address, meaning, fit(shape, shape_width), _values(stage, room)))
         else:
-            page.line(Text.assemble(first_mark, address, meaning))
+            beside, *under = _told_in(stage["meaning"], page.width - 4 - address_width, page.width - 6)
+            page.line(Text.assemble(first_mark, address, (beside, "dim")))
+            for part in under:
+                page.line(Text.assemble(second_mark, " " * (address_width if beside else 2), (part, "dim")))
             room = page.width - 6 - shape_width
             page.line(Text.assemble(second_mark, "  ", fit(shape, shape_width), _values(stage, room)))
+
+    missing = sum(stage["values"] is None for stage in stages)
+    if missing:
+        page.note(
+            f"{missing} of these stages were not captured: trace with points=[…, 'layers.{told['layer']}.*'] for all "
+            "of this layer, or points=['*'] for everything."
+        )
+
+
+def _told_in(meaning: str, beside: int, under: int) -> list[str]:
+    """A meaning in lines of `beside` columns; where those are few, nothing beside and then lines of `under` columns."""
+    return wrap(meaning, beside) if beside >= _NARROWEST else ["", *wrap(meaning, under)]
 
 
 def _skipped(before: str, point: str, told: Mapping[str, Any]) -> str:

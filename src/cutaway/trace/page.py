@@ -62,7 +62,7 @@ class Page:
     def heading(self, title: str, note: str = "") -> None:
         """A blank line, a title, and in dim letters what it means, wrapped."""
         self.line()
-        self.line(Text(title, style="bold"))
+        self.wrapped(title, "bold")
         if note:
             self.note(note)
 
