@@ -21,7 +21,7 @@ positions, no `mlp.gate` without a gate; asking for one that it lacks says why.
 Symbols: T tokens, S keys that are seen (T, where nothing is cached), d model width, V vocabulary, H query heads, H_kv
 key/value heads, d_head and d_value the widths of a head's keys and values, d_ff neurons, E experts, k experts chosen
 per token, q_rank and kv_rank the widths of latents, d_rope the rotated part of a latent key. Chapters are those of
-the lecture.
+the lecture “Inside the Transformer: The Complete Forward Pass”.
 
 `attn.dots`, `attn.scores`, `attn.masked`, `attn.pattern`, `attn.head_out` and `logits` are not stored when they are
 captured but worked out on access from what is, by the very functions of the pass: the bits are the same.

@@ -72,6 +72,20 @@ def test_a_configuration_of_ones_own_is_gpt_3(capsys):
     assert counted(capsys, *sizes)["parameters"]["total"] == 174_604_259_328
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("gpt2", "= 124,401,408; the 38,400 more here are the attention biases (4d a layer) and the final norm (2d)"),
+        ("toy", "= 2,286; that is all of them"),
+    ],
+)
+def test_what_the_lecture_counts_is_told_with_what_it_leaves_out(capsys, name, said):
+    assert main(["count", name]) == 0
+    out = capsys.readouterr().out
+    assert "  chapter 13.3 of the lecture “Inside the Transformer: The Complete Forward Pass” counts\n" in out
+    assert f"  V·d + n_max·d + N(12d² + 9d) {said}\n" in out
+
+
 def test_two_configurations_stand_side_by_side(capsys):
     assert main(["count", "gpt2", "--compare", "smollm2-135m"]) == 0
     assert "134,515,008" in capsys.readouterr().out
@@ -109,6 +123,8 @@ def test_the_bounds_of_this_machine_are_positive_and_ordered(capsys):
         (["--layers", "2"], "--d-model"),
         (["--layers", "2", "--d-model", "8", "--heads", "2", "--kv-heads", "1"], "--kv-heads"),
         (["gpt2", "--tokens", "0"], "--tokens"),
+        (["gpt2", "--layers", "3", "--d-ff", "8"], "gpt2 has its own sizes; leave out --layers, --d-ff"),
+        (["gpt2", "--like", "llama"], "leave out --like"),
         (["gpt2", "--compare", "nothing-like-it"], "nothing-like-it"),
     ],
 )

@@ -17,7 +17,7 @@ DEFAULT_MODEL = "smollm2-135m"
 _PICKLES = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"}
 
 _READABLE = "a GGUF file, or a folder with config.json and safetensors"
-_TOY_ORIGIN = "the lecture's ten-token model, shipped with Cutaway"
+_TOY_ORIGIN = "the ten-token model of the lecture “Inside the Transformer”, shipped with Cutaway"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def known_models() -> list[KnownModel]:
     shipped = [
         KnownModel(
             name=name,
-            title="The lecture's ten-token model, 2,286 parameters",
+            title="The ten-token model of the lecture “Inside the Transformer”, 2,286 parameters",
             licence="Apache-2.0",
             size_bytes=_size(path),
             where="Shipped with Cutaway.",

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measure", action="store_true", help="measure this machine and bound the tokens a second")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     own = parser.add_argument_group("a configuration of your own, in place of MODEL")
-    own.add_argument("--like", choices=("gpt2", "llama"), default="gpt2", help="its shape (gpt2)")
+    own.add_argument("--like", choices=("gpt2", "llama"), help="its shape (gpt2)")
     for name in SIZES:
         own.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N")
 
@@ -39,6 +39,11 @@ def run(options: argparse.Namespace) -> int:
         raise CutawayError(
             f"--tokens is {options.tokens}, --context {options.context}; both count tokens, from 1 and 0."
         )
+    if options.model is not None:
+        given = [f"--{n.replace('_', '-')}" for n in SIZES if getattr(options, n) is not None]
+        given += ["--like"] if options.like is not None else []
+        if given:
+            raise CutawayError(f"{options.model} has its own sizes; leave out {', '.join(given)}, or the name.")
     specs = [_own_spec(options) if options.model is None else spec_of(options.model)]
     if options.compare is not None:
         specs.append(spec_of(options.compare))
@@ -84,7 +89,7 @@ def _own_spec(options: argparse.Namespace) -> "ModelSpec":
         raise CutawayError(
             f"--d-model {d_model} cannot be split into {heads} equal heads; give --d-head, or a multiple."
         )
-    if options.like == "gpt2":
+    if options.like != "llama":
         odd = [f"--{n.replace('_', '-')}" for n in ("kv_heads", "d_head") if n in given]
         if odd:
             raise CutawayError(

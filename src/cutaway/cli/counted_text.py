@@ -3,6 +3,7 @@
 from typing import Any
 
 from cutaway.cli.arguments import megabytes
+from cutaway.points import LECTURE
 
 _BAR = 30
 
@@ -65,9 +66,11 @@ def _parts(facts: dict[str, Any]) -> list[str]:
             f"({parameters['active_without_input_embedding']:,} without the input embedding)"
         )
     if parameters["lecture_formula"] is not None:
-        formula = f"  V·d + n_max·d + N(12d² + 9d) = {parameters['lecture_formula']:,}"
-        differs = parameters["lecture_differs"]
-        out.append(formula + (f"; {differs}" if differs else ", exactly"))
+        differs = parameters["lecture_differs"] or "that is all of them"
+        out += [
+            f"  chapter 13.3 of the lecture “{LECTURE}” counts",
+            f"  V·d + n_max·d + N(12d² + 9d) = {parameters['lecture_formula']:,}; {differs}",
+        ]
     return out
 
 

@@ -9,10 +9,6 @@ from cutaway.spec.count import BITS_PER_WEIGHT
 from cutaway.spec.work import TRAINING, pass_work, total_flops
 from cutaway.trace.bill import activation_bytes, activation_shapes
 
-LECTURE_DIFFERS = (
-    "the lecture's V·d + n_max·d + N(12d² + 9d) has no attention biases (4d a layer) and no final norm (2d)"
-)
-
 
 def counted(spec: ModelSpec, tokens: int, context: int) -> dict[str, Any]:
     """Parameters, work at T and 2T, bytes of weights, cache and activations. `tokens` is T, `context` cached tokens."""
@@ -28,7 +24,7 @@ def counted(spec: ModelSpec, tokens: int, context: int) -> dict[str, Any]:
             "parts": {part: size for part, size in count.parts.items() if size},
             "active_parts": {part: size for part, size in count.active_parts.items() if size},
             "lecture_formula": count.lecture,
-            "lecture_differs": LECTURE_DIFFERS if count.lecture not in (None, count.total) else None,
+            "lecture_differs": _beyond_the_lecture(spec, count.total, count.lecture),
         },
         "work": {
             "tokens": tokens,
@@ -54,6 +50,16 @@ def counted(spec: ModelSpec, tokens: int, context: int) -> dict[str, Any]:
             "activations_of_a_full_trace": activation_bytes(spec, tokens),
         },
     }
+
+
+def _beyond_the_lecture(spec: ModelSpec, total: int, formula: int | None) -> str | None:
+    """What a model has besides what the lecture's formula counts (see `Count.lecture`), in words."""
+    if formula is None or formula == total:
+        return None
+    biases, final = 4 * spec.d_model * spec.n_layers, 2 * spec.d_model
+    named = {biases: "the attention biases (4d a layer)", final: "the final norm (2d)"}
+    both = f"{named[biases]} and {named[final]}"
+    return f"the {total - formula:,} more here are {named.get(total - formula, both)}"
 
 
 def speed_bounds(spec: ModelSpec, context: int, bytes_per_second: float, flops_per_second: float) -> dict[str, Any]:
