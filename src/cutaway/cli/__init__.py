@@ -19,7 +19,10 @@ from cutaway.errors import CutawayError
 # command → what it is for, and a line that works when it is pasted
 COMMANDS: dict[str, tuple[str, str]] = {
     "trace": ("Run a model on a text and show every stage of the pass.", 'cutaway trace "the cat sat on it"'),
-    "generate": ("Continue a text, token by token.", 'cutaway generate "The capital of France is" --temperature 0'),
+    "generate": (
+        "Continue a text, token by token.",
+        'cutaway generate "Once upon a time" --temperature 0 --max-tokens 40',
+    ),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),
