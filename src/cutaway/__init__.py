@@ -9,10 +9,9 @@
 What is heavy is imported when it is first used, so that `import cutaway` is quick.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from cutaway.errors import CutawayError
 
+TYPE_CHECKING = False  # what type checkers take for true; `typing` itself would be a third of the import's time
 if TYPE_CHECKING:
     from cutaway.model import Model, count, load
     from cutaway.trace import Trace
@@ -23,7 +22,7 @@ __all__ = ["CutawayError", "Model", "Trace", "__version__", "count", "load"]
 _HOMES = {"load": "cutaway.model", "count": "cutaway.model", "Model": "cutaway.model", "Trace": "cutaway.trace"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _HOMES:
         from importlib import import_module
 

@@ -124,6 +124,12 @@ sys.exit(main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+def test_almost_nothing_is_loaded_before_an_interruption_is_caught():
+    code = "import sys; before = set(sys.modules); import cutaway.__main__; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["cutaway", "cutaway.__main__", "cutaway.errors"]
+
+
 def test_the_command_that_is_installed_begins_with_that_very_function():
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["scripts"]
     assert scripts == {"cutaway": "cutaway.__main__:main"}
