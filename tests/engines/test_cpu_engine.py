@@ -97,10 +97,11 @@ def test_company_changes_nothing_bit_for_bit(kind, lengths):
         assert np.array_equal(together[rows], product(x[rows], weight, Layout.of([segment.length])))
 
 
-def test_few_rows_have_the_bits_of_one():
-    weight, x = stored("Q4_1", 600, 576), random(16, 576)
-    together = product(x, weight, Layout.of([16]))
-    for row in range(16):
+@pytest.mark.parametrize("length", [16, 300])
+def test_many_rows_have_the_bits_of_one(length):
+    weight, x = stored("Q4_1", 600, 576), random(length, 576)
+    together = product(x, weight, Layout.of([length]))
+    for row in range(0, length, 7):
         assert np.array_equal(together[row], product(x[row : row + 1], weight, Layout.of([1], [row]))[0])
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from hypothesis import strategies as st
 
 from cutaway.engines.blocks import BLOCKS, dequantise
 from cutaway.engines.cpu import elementwise, threads
-from cutaway.engines.cpu.compiling import place
-from cutaway.engines.cpu.products import few_rows, unpack_tile
+from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.products import product, stored_row
+from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT
+from cutaway.engines.cpu.unpack import unpack_row
+from cutaway.engines.cpu.vectors import address, arguments
 from cutaway.errors import CutawayError
 
 KINDS = sorted(BLOCKS)
@@ -27,11 +31,23 @@ def random_rows(kind: str, n: int, d_in: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (n, size), dtype=np.uint8)
 
 
+@cache
+def unpack_tile(kind: str) -> Kernel:
+    """A kernel that only unpacks rows, so that it can be seen what the products multiply."""
+
+    def unpack_kernel(given: int, part: int, parts: int) -> None:
+        rows, row_bytes, order, d_in, n, out = arguments(given, 6)
+        for row in range(n * part // parts, n * (part + 1) // parts):
+            unpack_row(kind, stored_row(rows, row_bytes, order, row), address(out) + row * d_in * 4, d_in)
+
+    return Kernel(unpack_kernel, f"rows of {kind} weights", "q" * 6)
+
+
 def unpacked(kind: str, rows: np.ndarray, d_in: int, order: np.ndarray | None = None, parts: int = 1) -> np.ndarray:
-    """What the tile kernel writes; its target is poisoned first."""
+    """What a kernel unpacks; its target is poisoned first."""
     out = np.full((len(rows), d_in), 12345.0, np.float32)
     where = 0 if order is None else place(order)
-    unpack_tile(kind)(place(rows), rows.strides[0], where, d_in, 0, len(rows), place(out), parts=parts)
+    unpack_tile(kind)(place(rows), rows.strides[0], where, d_in, len(rows), place(out), parts=parts)
     return out
 
 
@@ -78,9 +94,9 @@ def test_every_sixteen_bit_number_unpacks_exactly(half):
     assert_same_bits(unpacked(kind, rows, 256), exactly(kind, rows))
 
 
-@pytest.mark.parametrize("n_x", [1, 3, 4, 5, 11])
-@pytest.mark.parametrize("d_out", [1, 2, 7, 64])
-def test_few_rows_agree_with_float64_and_write_nothing_else(n_x, d_out):
+@pytest.mark.parametrize("n_x", [1, 3, 4, 5, 11, 900])
+@pytest.mark.parametrize("d_out", [1, 2, 7, 8, 17, 64])
+def test_products_agree_with_float64_and_write_nothing_else(n_x, d_out):
     d_in = 77
     rng = np.random.default_rng(0)
     w = rng.normal(size=(d_out, d_in)).astype(np.float32)
@@ -88,8 +104,8 @@ def test_few_rows_agree_with_float64_and_write_nothing_else(n_x, d_out):
     results = []
     for parts in (1, 2, 5):
         y = np.full((n_x + 2, d_out), np.nan, np.float32)
-        scratch = np.full((parts, 2, d_in), np.nan, np.float32)
-        few_rows("F32")(
+        scratch = np.full((parts, TILE_LEFT, d_in), np.nan, np.float32)
+        product("F32")(
             *(place(w), w.strides[0], 0, d_out, d_in, place(x), n_x, place(y[1:]), place(scratch)), parts=parts
         )
         assert np.isnan(y[0]).all() and np.isnan(y[-1]).all()
@@ -98,6 +114,24 @@ def test_few_rows_agree_with_float64_and_write_nothing_else(n_x, d_out):
     lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)  # a sum may cancel to nearly nothing
     assert (np.abs(results[0] - exact) <= 1e-6 * lengths).all()
     assert all(np.array_equal(results[0], other) for other in results)
+
+
+@pytest.mark.parametrize("d_in", [5, 16, 77, 576])
+def test_many_products_at_once_have_the_bits_of_one_alone(d_in):
+    """Every shape of tile, and what is left over at its edges, sums in the one order."""
+    rng = np.random.default_rng(d_in)
+    d_out, n_x = 2 * TILE_LEFT + 1, 3 * TILE_RIGHT + 1
+    w = rng.normal(size=(d_out, d_in)).astype(np.float32)
+    x = rng.normal(size=(n_x, d_in)).astype(np.float32)
+
+    def multiplied(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+        y, scratch = np.empty((len(x), len(w)), np.float32), np.empty((1, TILE_LEFT, d_in), np.float32)
+        sizes = (len(w), d_in, place(x), len(x), place(y), place(scratch))
+        product("F32")(*(place(w), w.strides[0], 0, *sizes), parts=1)
+        return y
+
+    alone = np.array([[multiplied(w[o : o + 1], x[t : t + 1])[0, 0] for o in range(d_out)] for t in range(n_x)])
+    assert np.array_equal(multiplied(w, x), alone)
 
 
 @given(st.lists(st.floats(-200, 100, width=32), min_size=1, max_size=70))
@@ -197,16 +231,16 @@ def test_several_python_threads_may_compute_at_once():
     w.reshape(300, -1, 34)[:, :, 1] = 0x2C  # scales of a usual size
     x = np.random.default_rng(0).normal(size=(4, 3, 512)).astype(np.float32)
 
-    def product(i: int) -> np.ndarray:
-        y, scratch = np.empty((3, 300), np.float32), np.empty((8, 2, 512), np.float32)
-        few_rows("Q8_0")(*(place(w), w.strides[0], 0, 300, 512, place(x[i]), 3, place(y), place(scratch)), parts=8)
+    def multiplied(i: int) -> np.ndarray:
+        y, scratch = np.empty((3, 300), np.float32), np.empty((8, TILE_LEFT, 512), np.float32)
+        product("Q8_0")(*(place(w), w.strides[0], 0, 300, 512, place(x[i]), 3, place(y), place(scratch)), parts=8)
         return y
 
-    alone = [product(i) for i in range(4)]
+    alone = [multiplied(i) for i in range(4)]
     wrong: list[int] = []
 
     def repeat(i: int) -> None:
-        wrong.extend(i for _ in range(100) if not np.array_equal(product(i), alone[i]))
+        wrong.extend(i for _ in range(100) if not np.array_equal(multiplied(i), alone[i]))
 
     workers = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
     for worker in workers:
@@ -291,7 +325,10 @@ def test_a_first_use_says_so_in_one_line_on_a_terminal_and_a_second_says_nothing
             environment = {**os.environ, "CUTAWAY_CACHE": str(tmp_path)}
             subprocess.run([sys.executable, "-c", COMPUTE], stderr=theirs, check=True, env=environment)
             os.write(theirs, b"end\n")
-            told.append(os.read(ours, 10000).decode())
+            said = b""
+            while not said.endswith(b"end\r\n"):  # a terminal may hand over one line at a time
+                said += os.read(ours, 10000)
+            told.append(said.decode())
         finally:
             os.close(ours)
             os.close(theirs)

@@ -1,4 +1,4 @@
-"""The engine for CPUs: NumPy's BLAS for products of many rows, compiled kernels for the rest; float32."""
+"""The engine for CPUs: compiled kernels, and NumPy's BLAS for the attention of many rows; float32."""
 
 import threading
 from collections.abc import Sequence
@@ -8,17 +8,18 @@ import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
-from cutaway.engines.cpu.products import few_rows, unpack_tile
+from cutaway.engines.cpu.memory import keep_freed_memory
+from cutaway.engines.cpu.products import product
+from cutaway.engines.cpu.sums import TILE_LEFT
 from cutaway.engines.cpu.threads import one_blas_thread, share, thread_count
-from cutaway.engines.layout import BLOCK, FEW, Layout, RowBlock
+from cutaway.engines.layout import BLOCK, FEW, Layout
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ACTIVATIONS
 
-TILE = 1 << 18  # weights unpacked at a time for BLAS: 1 MB, which stays in the second-level cache
-PARTS = 4  # parts of a few-row product for each thread, so that a thread that is late costs little
+PARTS = 4  # parts of a product for each thread, so that a thread that is late costs little
 SMALLEST_PART = 1 << 14  # weights; waking another thread for fewer costs more than it saves
 
 
@@ -37,6 +38,7 @@ class CpuEngine:
         if self.dtype != np.float32:
             raise CutawayError(f"The cpu engine computes in float32, not in {self.dtype}; the numpy engine can.")
         thread_count()  # a wrong CUTAWAY_THREADS is told now
+        keep_freed_memory()
         self._local = threading.local()  # each Python thread's scratch
         self._stored: WeakKeyDictionary[Weight, _Stored] = WeakKeyDictionary()
 
@@ -67,61 +69,15 @@ class CpuEngine:
             )
         x = self.array(x)
         y = np.empty((len(x), d_out), np.float32)
-        few = [block for block in layout.blocks if block.size == 0]
-        many = [block for block in layout.blocks if block.size]
-        if not many:
-            self._few(x, weight, y)
-        elif few:
-            chosen = np.concatenate([np.arange(block.start, block.stop) for block in few])
-            part = np.empty((len(chosen), d_out), np.float32)
-            self._few(x[chosen], weight, part)
-            y[chosen] = part
-        if many:
-            self._many(x, weight, y, many)
+        work = d_out * d_in * max(1, len(x) // 8)
+        parts = max(1, min(PARTS * thread_count(), work // SMALLEST_PART))
+        scratch = self._scratch("rows", parts * TILE_LEFT * d_in)
+        product(weight.kind)(
+            *(*self._place(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts
+        )
         if linear.bias is not None:
             y += linear.bias
         return y
-
-    def _few(self, x: np.ndarray, weight: Weight, y: np.ndarray) -> None:
-        """Every row of x by itself, in one pass over the weight."""
-        d_out, d_in = weight.shape
-        parts = max(1, min(PARTS * thread_count(), d_out * d_in // SMALLEST_PART))
-        scratch = self._scratch("rows", parts * 2 * d_in)
-        few_rows(weight.kind)(
-            *(*self._place(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts
-        )
-
-    def _many(self, x: np.ndarray, weight: Weight, y: np.ndarray, blocks: Sequence[RowBlock]) -> None:
-        """Each block as one product of its full size, with one tile of the weight's rows after another."""
-        d_out, d_in = weight.shape
-        padded = [_padded(x, block) for block in blocks]
-        largest = max(block.size for block in blocks)
-        step = _tile_rows(d_out, d_in)
-
-        def one_tile(item: int) -> None:
-            first, last = item * step, min((item + 1) * step, d_out)
-            tile = self._tile(weight, first, last)
-            products = self._scratch("products", largest * (last - first))
-            for block, rows in zip(blocks, padded, strict=True):
-                taken, target = block.stop - block.start, y[block.start : block.stop, first:last]
-                if taken == block.size:
-                    np.matmul(rows, tile.T, out=target)
-                else:
-                    product = products[: block.size * (last - first)].reshape(block.size, last - first)
-                    np.matmul(rows, tile.T, out=product)
-                    target[...] = product[block.offset : block.offset + taken]
-
-        with one_blas_thread():
-            share(one_tile, -(-d_out // step))
-
-    def _tile(self, weight: Weight, first: int, last: int) -> np.ndarray:
-        """Weight rows `first:last` as float32 `[rows, d_in]`: the map itself where that is what lies there."""
-        rows, d_in = weight.rows, weight.shape[1]
-        if weight.kind == "F32" and weight.order is None and rows.ctypes.data % 4 == 0:
-            return rows[first:last].view(np.float32)
-        tile = self._scratch("tile", (last - first) * d_in)
-        unpack_tile(weight.kind)(*self._place(weight), d_in, first, last, place(tile))
-        return tile.reshape(last - first, d_in)
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         return self._norm(x, gain, eps, centre=True)
@@ -245,13 +201,6 @@ def _expect(holds: bool, what: str, *arrays: np.ndarray) -> None:
         raise CutawayError(f"{what}; the shapes here are {shapes}.")
 
 
-def _tile_rows(d_out: int, d_in: int) -> int:
-    """Rows of a tile: about TILE weights, and four tiles or a multiple of four, whatever threads there are."""
-    tiles = -(-d_out * d_in // TILE)
-    even = -(-d_out // (-(-tiles // 4) * 4))
-    return -(-even // 16) * 16
-
-
 def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A stack of products `[H_kv, m, n]`, one key head in each thread."""
     out = np.empty((len(a), a.shape[1], b.shape[2]), np.float32)
@@ -262,16 +211,6 @@ def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with one_blas_thread():
         share(one_head, len(a))
     return out
-
-
-def _padded(x: np.ndarray, block: RowBlock) -> np.ndarray:
-    """The rows of a block in their places among `block.size`, zeros in the others."""
-    rows = x[block.start : block.stop]
-    if len(rows) == block.size:
-        return rows
-    padded = np.zeros((block.size, x.shape[1]), np.float32)
-    padded[block.offset : block.offset + len(rows)] = rows
-    return padded
 
 
 def _filled(x: np.ndarray) -> np.ndarray:

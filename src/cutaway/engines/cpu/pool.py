@@ -30,7 +30,7 @@ from cutaway.engines.cpu.vectors import I8, I64, operation
 # The memory that the threads share, in 64-bit words, eight (a cache line) apart.
 _NEXT, _DONE, _FUNCTION, _ARGUMENTS, _YIELD, _WORDS = 0, 8, 16, 17, 18, 32
 # The word _NEXT: the kernel's serial number · 2^32 + its parts · 2^16 + parts already claimed.
-_WATCHES = 2000  # looks at the counter before a helper goes to sleep: about 60 µs
+_WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
 _PATIENCE = 4000  # looks at _DONE before the caller offers its processor to others
 _LATE = 0.0003  # seconds of waiting, beyond half the caller's own work, that tell of a helper put aside
 _PENALTIES = (16, 1024)  # kernels that then run without helpers, at least and at most

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
+import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -111,6 +112,10 @@ def lane_sum(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, I32(0))
 
 
+# Without the instructions LLVM would call a function that is not there.
+_CONVERTS_HALVES = bool(llvm.get_host_cpu_features().get("f16c"))
+
+
 def _half_to_single(builder: Any, bits: Any) -> Any:
     """IEEE halves, given as 32-bit integers (one, or a vector), as singles, exactly.
 
@@ -119,6 +124,10 @@ def _half_to_single(builder: Any, bits: Any) -> Any:
     """
     integer = bits.type
     single = FLOAT_LANES if isinstance(integer, ir.VectorType) else ir.FloatType()
+    if _CONVERTS_HALVES:  # one instruction
+        half = ir.VectorType(ir.HalfType(), LANES) if isinstance(integer, ir.VectorType) else ir.HalfType()
+        short = ir.VectorType(ir.IntType(16), LANES) if isinstance(integer, ir.VectorType) else ir.IntType(16)
+        return builder.fpext(builder.bitcast(builder.trunc(bits, short), half), single)
 
     def constant(value: int) -> ir.Constant:
         return lanes([value] * LANES) if isinstance(integer, ir.VectorType) else ir.Constant(I32, value)
