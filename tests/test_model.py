@@ -122,6 +122,14 @@ def test_a_text_longer_than_a_rotary_model_was_made_for_runs_and_that_is_said():
         model.embed([random_ids(SHORT, 3), random_ids(SHORT, 9)])
 
 
+def test_checks_of_a_model_with_a_short_context_are_no_use_of_it_and_warn_of_nothing(monkeypatch):
+    monkeypatch.setattr("cutaway.model.against_transformers", lambda trace, path: iter([len(trace.prompt.ids)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(random_model(SHORT).compare()) == [90]
+        assert all(check.holds for check in random_model(SHORT).verify())
+
+
 def test_a_response_that_grows_past_what_the_model_was_made_for_says_so_once():
     with pytest.warns(UserWarning, match="9 tokens are more than the 8 that small-llama was made for") as told:
         response = random_model(SHORT).generate(random_ids(SHORT, 4), max_tokens=8, seed=0)

@@ -210,8 +210,9 @@ class Model:
 
         Raises CutawayError where transformers is not installed or cannot read the checkpoint.
         """
-        ids = self.prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
-        return against_transformers(self.trace(ids, points=points_to_compare(self.spec)), self.path)
+        told = self.prompt(_verification_ids(self.spec) if prompt is None else prompt)
+        plan = make_plan(self.spec, points_to_compare(self.spec))
+        return against_transformers(self._traced(told, plan, None, None), self.path)
 
     def _continue(
         self,
