@@ -33,7 +33,7 @@ _NEXT, _DONE, _FUNCTION, _ARGUMENTS, _YIELD, _WORDS = 0, 8, 16, 17, 18, 32
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
 _PATIENCE = 4000  # looks at _DONE before the caller offers its processor to others
 _LATE = 0.0003  # seconds of waiting, beyond half the caller's own work, that tell of a helper put aside
-_PENALTIES = (16, 1024)  # kernels that then run without helpers, at least and at most
+_PENALTIES = (0.002, 0.05)  # seconds for which kernels then run without helpers, at least and at most
 _FORGIVEN_AFTER = 256
 
 
@@ -155,7 +155,7 @@ class Pool:
         self._address = first + 8 * self._skip
         self._serial = 0
         self._help, self._lead, self._wait = _turns()
-        self._alone = 0  # kernels still to be run without helpers
+        self._alone_until = 0.0  # when helpers are asked again
         self._penalty = _PENALTIES[0]
         self._in_time = 0  # kernels in a row for which no helper was late
         windows = sys.platform == "win32"
@@ -170,11 +170,11 @@ class Pool:
         """Run the parts (at most 65,535) of the kernel at an address. One call at a time.
 
         A helper that was put aside by the system in the middle of a part costs a wait of milliseconds. On a
-        busy machine that would happen all the time, so after each such wait the next kernels run without
-        helpers: 16, then 32, up to 1,024 while it goes on happening, fewer again once it stops.
+        busy machine that would happen all the time, so after each such wait kernels run without helpers for a
+        while: 2 ms, then 4, up to 50 while it goes on happening, less again once it stops.
         """
-        if self._alone:
-            self._alone -= 1
+        start = perf_counter()
+        if start < self._alone_until:
             NATIVE(function)(arguments, 0, 1)
             return
         self._shared[self._skip + _FUNCTION] = function
@@ -183,18 +183,18 @@ class Pool:
         self._serial = (self._serial + 1) % (1 << 31)
         for _ in range(min(len(self._asleep), parts - 1)):
             self._asleep.pop().release()
-        start = perf_counter()
         self._lead(self._address, 0, self._serial << 32 | parts << 16)
         if self._shared[self._skip + _DONE] < parts:
             own_end = perf_counter()
             self._wait(self._address, _PATIENCE, parts)
-            if perf_counter() - own_end > _LATE + (own_end - start) / 2:
-                self._alone, self._in_time = self._penalty, 0
+            now = perf_counter()
+            if now - own_end > _LATE + (own_end - start) / 2:
+                self._alone_until, self._in_time = now + self._penalty, 0
                 self._penalty = min(2 * self._penalty, _PENALTIES[1])
                 return
         self._in_time += 1
         if self._in_time == _FORGIVEN_AFTER:
-            self._in_time, self._penalty = 0, max(self._penalty // 2, _PENALTIES[0])
+            self._in_time, self._penalty = 0, max(self._penalty / 2, _PENALTIES[0])
 
     def _serve(self) -> None:
         """A helper's life."""
