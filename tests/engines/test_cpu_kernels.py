@@ -1,6 +1,7 @@
 """The compiled kernels: every format exactly, every sum in one order, in one thread or many."""
 
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -334,3 +335,45 @@ def test_a_first_use_says_so_in_one_line_on_a_terminal_and_a_second_says_nothing
             os.close(theirs)
     assert told[0].count("Compiling kernels") == 1 and told[0].count("\n") == 2
     assert told[1].strip() == "end"
+
+
+ELSEWHERE = """
+import numpy as np
+from cutaway.engines.blocks import BLOCKS, dequantise
+from cutaway.engines.cpu.engine import CpuEngine
+from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Linear
+from cutaway.engines.weights import Weight
+
+rng = np.random.default_rng(0)
+for kind in ("F16", "Q4_1", "Q6_K"):
+    block, d_in = BLOCKS[kind], 512
+    rows = rng.integers(0, 256, (21, d_in // block.weights * block.bytes), dtype=np.uint8)
+    for at in range(0, rows.shape[1], block.bytes):  # halves of a usual size, wherever the format keeps them
+        if kind == "F16":
+            rows[:, at + 1] = rows[:, at + 1] & 0x83 | 0x38
+        else:
+            rows[:, at + block.bytes - 1 if kind == "Q6_K" else at + 1] = 0x2C
+            rows[:, at + 3 if kind == "Q4_1" else at] = 0x2C
+    w = dequantise(rows, kind).astype(float)
+    x = rng.normal(size=(30, d_in)).astype(np.float32)
+    y = CpuEngine().linear(x, Linear(Weight(kind, (21, d_in), rows)), Layout.of([30]))
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)
+    assert np.isfinite(y).all() and (np.abs(y - x.astype(float) @ w.T) <= 1e-6 * lengths).all(), kind
+print(TILE_LEFT, TILE_RIGHT)
+"""
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are names of x86 processors")
+@pytest.mark.parametrize(
+    ("name", "features", "tile"), [("generic", "", "2 2"), ("haswell", "+avx,+avx2,+fma,+f16c", "2 3")]
+)
+def test_products_are_right_on_processors_with_less(name, features, tile, tmp_path):
+    environment = {**os.environ, "CUTAWAY_CACHE": str(tmp_path), "NUMBA_CPU_NAME": name}
+    environment |= {"NUMBA_CPU_FEATURES": features} if features else {}
+    ran = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == tile

@@ -6,12 +6,11 @@ Many products at once read each row of either side fewer times, and give exactly
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cutaway.engines.cpu.vectors import ADDRESS, I8, I32, I64, fma, lane_sum, lanes, load, load_some, operation
+from cutaway.engines.cpu.vectors import ADDRESS, I8, I32, I64, fma, has, lane_sum, lanes, load, load_some, operation
 
 SUM_LANES = 16  # one AVX-512 register, two of AVX2, four of NEON
 
@@ -22,10 +21,9 @@ def _tile() -> tuple[int, int]:
     Measured on one core with AVX-512, rows of 576 in the first-level cache: 8 × 3 ran at 92 GFLOP/s, 6 × 4 at
     81, 4 × 3 at 73; OpenBLAS reached 74 with 64 rows. AVX2 has half as many registers, of half the width.
     """
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    if has("avx512f"):
         return 8, 3
-    return (2, 3) if features.get("avx2") else (2, 2)
+    return (2, 3) if has("avx2") else (2, 2)
 
 
 TILE_LEFT, TILE_RIGHT = _tile()

@@ -2,7 +2,7 @@
 
 LLVM's vectors are portable: sixteen lanes become one AVX-512 register, two of AVX2, four of NEON. Writing
 them out, instead of hoping that a loop is vectorised, fixes the order of every sum, and so its bits: lane
-l adds up the products l, l + 32, l + 64, … and the lanes are added in pairs, whatever else is computed.
+l adds up the products l, l + 16, l + 32, … and the lanes are added in pairs, whatever else is computed.
 
 Kernels get memory as an integer and make it an `Address` at once, so that one compiled kernel serves read-only
 maps, slices and strided views alike. (Integers as addresses all the way would be wrong: LLVM may turn
@@ -16,6 +16,7 @@ from inspect import Parameter, Signature
 from typing import Any
 
 import llvmlite.binding as llvm
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -112,8 +113,16 @@ def lane_sum(builder: Any, vector: Any) -> Any:
     return builder.extract_element(vector, I32(0))
 
 
+def has(feature: str) -> bool:
+    """Whether kernels are compiled for a processor with this LLVM feature: the one here, or as Numba is told."""
+    told = numba.config.CPU_FEATURES  # NUMBA_CPU_FEATURES; empty where NUMBA_CPU_NAME is "generic"
+    if told is not None:
+        return f"+{feature}" in told.split(",")
+    return bool(llvm.get_host_cpu_features().get(feature))
+
+
 # Without the instructions LLVM would call a function that is not there.
-_CONVERTS_HALVES = bool(llvm.get_host_cpu_features().get("f16c"))
+_CONVERTS_HALVES = has("f16c")
 
 
 def _half_to_single(builder: Any, bits: Any) -> Any:
