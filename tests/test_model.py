@@ -14,6 +14,8 @@ import pytest
 import cutaway
 from cutaway.engines import make_engine
 from cutaway.forward import layers_shown
+from cutaway.forward.cache import KVCache
+from cutaway.forward.transformer import transformer
 from cutaway.model import Model
 from random_models import LLAMA, random_ids, random_model
 
@@ -153,3 +155,16 @@ def test_a_bar_over_the_layers_touches_no_bit(monkeypatch):
     assert moves == [1] * (LLAMA.n_layers - 1) * 2
     assert all(watched[point].tobytes() == plain[point].tobytes() for point in plain)
     assert (heard.tokens, heard.logprobs) == (said.tokens, said.logprobs)
+
+
+def test_on_the_cpu_engine_decoding_is_the_whole_pass_bit_for_bit():
+    model = llama_model()
+    engine, spec, parameters = model.engine, model.spec, model.parameters
+    ids = np.array(random_ids(spec, 90, 1))
+    whole = transformer(engine, spec, parameters, [ids], rows=range(90)).logits
+    cache = KVCache(spec, engine)
+    pieces = [ids[:20], ids[20:55], *(ids[t : t + 1] for t in range(55, 90))]
+    ends = np.cumsum([len(piece) for piece in pieces]) - 1
+    for end, piece in zip(ends, pieces, strict=True):
+        step = transformer(engine, spec, parameters, [piece], caches=[cache]).logits
+        assert np.array_equal(step[-1], whole[end])

@@ -216,6 +216,21 @@ def test_a_query_row_has_the_same_bits_in_a_larger_block(few, many):
     assert np.array_equal(engine.mix(pattern, k)[:, :few], engine.mix(pattern[:, :few], k))
 
 
+@pytest.mark.parametrize("d_head", [3, 16, 64, 80, 128])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+def test_a_query_gets_the_same_attention_alone_and_among_a_whole_prompt(heads, d_head):
+    """A token decoded at position p sees p + 1 keys; in the whole pass its row holds masked keys as well."""
+    n_heads, n_kv_heads = heads
+    length = 75
+    q, k, v = random(n_heads, length, d_head), random(n_kv_heads, length, d_head), random(n_kv_heads, length, d_head)
+    first, last = np.zeros(length, np.int64), np.arange(1, length + 1)
+    whole = engine.mix(engine.softmax(engine.mask(engine.dots(q, k), first, last)), v)
+    for p in (0, 1, 15, 16, 17, 63, 64, 74):
+        seen = slice(0, p + 1)
+        alone = engine.mix(engine.softmax(engine.dots(q[:, p : p + 1], k[:, seen])), v[:, seen])
+        assert np.array_equal(alone[:, 0], whole[:, p])
+
+
 def test_a_window_hides_keys_on_both_sides():
     scores = np.zeros((2, 3, 9), np.float32)
     engine.mask(scores, np.array([0, 2, 8]), np.array([1, 5, 9]))

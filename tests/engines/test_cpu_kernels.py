@@ -199,28 +199,6 @@ def test_a_control_group_limits_the_threads(files, own, share, tmp_path):
     assert threads._control_group_share(tmp_path / "root", tmp_path / "own") == share
 
 
-def test_work_is_shared_completely_and_failures_come_back():
-    done: list[int] = []
-    threads.share(done.append, 50)
-    assert sorted(done) == list(range(50))
-
-    def fail(item: int) -> None:
-        raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item"):
-        threads.share(fail, 5)
-
-
-def test_blas_gets_its_threads_back():
-    library = threads._openblas()
-    if library is None:
-        pytest.fail("NumPy from PyPI brings OpenBLAS along, and its threads must be found")
-    before = library[1]()
-    with threads.one_blas_thread(), threads.one_blas_thread():
-        assert library[1]() == 1
-    assert library[1]() == before
-
-
 def test_describe_names_what_computes():
     facts = threads.describe()
     assert facts["threads"] == threads.thread_count() >= 1

@@ -213,7 +213,7 @@ def _show(found: dict[str, Any]) -> None:
         "numba": "Numba",
         "numpy": "NumPy",
         "blas": "BLAS",
-        "blas_threads": "BLAS threads",
+        "blas_used_by": "BLAS is used by",
     }
     told = {names[key]: value for key, value in engine.items() if key in names}
     if "threads_from" in engine:

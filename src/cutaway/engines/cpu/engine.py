@@ -1,4 +1,4 @@
-"""The engine for CPUs: compiled kernels, and NumPy's BLAS for the attention of many rows; float32."""
+"""The engine for CPUs: compiled kernels for whatever takes time; float32."""
 
 import threading
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.memory import keep_freed_memory
 from cutaway.engines.cpu.products import product
 from cutaway.engines.cpu.sums import TILE_LEFT
-from cutaway.engines.cpu.threads import one_blas_thread, share, thread_count
-from cutaway.engines.layout import BLOCK, FEW, Layout
+from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
@@ -115,14 +115,9 @@ class CpuEngine:
 
     def dots(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         _expect(len(q) % len(k) == 0 and q.shape[2] == k.shape[2], "Each key head serves as many query heads", q, k)
-        (n_heads, n_rows, d_head), n_keys = q.shape, k.shape[1]
-        out = np.empty((n_heads, n_rows, n_keys), np.float32)
-        if n_rows <= FEW:
-            attend.dots(_rows_contiguous(q), _rows_contiguous(k), out)
-            return out
-        grouped = _filled(q).reshape(len(k), -1, d_head)  # query heads beside their key head
-        products = _matmul(grouped, k.swapaxes(1, 2)).reshape(n_heads, -1, n_keys)
-        return products if products.shape[1] == n_rows else np.ascontiguousarray(products[:, :n_rows])
+        out = np.empty((*q.shape[:2], k.shape[1]), np.float32)
+        attend.dots(_rows_contiguous(q), _rows_contiguous(k), out)
+        return out
 
     def scale(self, dots: np.ndarray, factor: float) -> np.ndarray:
         dots *= np.float32(factor)
@@ -155,14 +150,9 @@ class CpuEngine:
     def mix(self, pattern: np.ndarray, v: np.ndarray) -> np.ndarray:
         fits = len(pattern) % len(v) == 0 and pattern.shape[2] == v.shape[1]
         _expect(fits, "There is one weight of a pattern for each value", pattern, v)
-        (n_heads, n_rows, n_keys), d_head = pattern.shape, v.shape[2]
-        if n_rows <= FEW:
-            out = np.empty((n_heads, n_rows, d_head), np.float32)
-            attend.mix(self.array(pattern), _rows_contiguous(v), out)
-            return out
-        grouped = _filled(pattern).reshape(len(v), -1, n_keys)
-        mixed = _matmul(grouped, v).reshape(n_heads, -1, d_head)
-        return mixed if mixed.shape[1] == n_rows else np.ascontiguousarray(mixed[:, :n_rows])
+        out = np.empty((*pattern.shape[:2], v.shape[2]), np.float32)
+        attend.mix(self.array(pattern), _rows_contiguous(v), out)
+        return out
 
     def _place(self, weight: Weight) -> tuple[int, int, int]:
         stored = self._stored.get(weight)
@@ -199,24 +189,6 @@ def _expect(holds: bool, what: str, *arrays: np.ndarray) -> None:
     if not holds:
         shapes = " and ".join(str(list(array.shape)) for array in arrays)
         raise CutawayError(f"{what}; the shapes here are {shapes}.")
-
-
-def _matmul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A stack of products `[H_kv, m, n]`, one key head in each thread."""
-    out = np.empty((len(a), a.shape[1], b.shape[2]), np.float32)
-
-    def one_head(head: int) -> None:
-        np.matmul(a[head], b[head], out=out[head])
-
-    with one_blas_thread():
-        share(one_head, len(a))
-    return out
-
-
-def _filled(x: np.ndarray) -> np.ndarray:
-    """`[H, R, …]` with zero rows up to a multiple of BLOCK: BLAS rounds differently with the number of rows."""
-    missing = -x.shape[1] % BLOCK
-    return np.pad(x, ((0, 0), (0, missing), (0, 0))) if missing else x
 
 
 def _rows_contiguous(x: np.ndarray) -> np.ndarray:

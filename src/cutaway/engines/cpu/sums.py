@@ -10,7 +10,20 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cutaway.engines.cpu.vectors import ADDRESS, I8, I32, I64, fma, has, lane_sum, lanes, load, load_some, operation
+from cutaway.engines.cpu.vectors import (
+    ADDRESS,
+    I8,
+    I32,
+    I64,
+    fma,
+    has,
+    lane_sum,
+    lanes,
+    load,
+    load_some,
+    operation,
+    splat,
+)
 
 SUM_LANES = 16  # one AVX-512 register, two of AVX2, four of NEON
 
@@ -132,3 +145,42 @@ def _stored_dots(n_left: int, n_right: int) -> Any:
 
 tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
 column_dots = _stored_dots(TILE_LEFT, 1)
+
+
+MIX_ROWS = 4 if has("avx512f") else 1  # rows mixed at once: each value is read once for all of them
+MIX_WIDTH = 64  # coordinates of a tile of mixes: four vectors
+
+
+@operation(types.void, ADDRESS, types.int64, ADDRESS, types.int64, types.int64, ADDRESS, types.int64)
+def mix_tile(
+    builder: Any,
+    weights: Any,
+    weights_step: Any,
+    values: Any,
+    values_step: Any,
+    keys: Any,
+    out: Any,
+    out_step: Any,
+) -> Any:
+    """MIX_ROWS rows of weights times values, MIX_WIDTH coordinates of each: Σ over keys, one key after another.
+
+    Steps are bytes from row to row: of the weights `[MIX_ROWS, keys]`, the values `[keys, …]` and the results.
+    """
+    wide = ir.VectorType(ir.FloatType(), SUM_LANES)
+    vectors = MIX_WIDTH // SUM_LANES
+    zeros = ir.Constant(wide, [0.0] * SUM_LANES)
+    sums = {(i, j): cgutils.alloca_once_value(builder, zeros) for i in range(MIX_ROWS) for j in range(vectors)}
+    rows = [builder.gep(weights, [builder.mul(weights_step, I64(i))]) for i in range(MIX_ROWS)]
+    with cgutils.for_range(builder, keys) as loop:
+        here = builder.gep(values, [builder.mul(loop.index, values_step)])
+        parts = [load(builder, builder.gep(here, [I64(4 * SUM_LANES * j)]), wide) for j in range(vectors)]
+        for i, row in enumerate(rows):
+            single = load(builder, builder.gep(row, [builder.shl(loop.index, I64(2))]), ir.FloatType())
+            weight = splat(builder, single)
+            for j, part in enumerate(parts):
+                builder.store(fma(builder, weight, part, builder.load(sums[i, j])), sums[i, j])
+    for (i, j), pointer in sums.items():
+        offset = builder.add(builder.mul(out_step, I64(i)), I64(4 * SUM_LANES * j))
+        target = builder.bitcast(builder.gep(out, [offset]), wide.as_pointer())
+        builder.store(builder.load(pointer), target, align=4)
+    return ir.Constant(I8.as_pointer(), None)

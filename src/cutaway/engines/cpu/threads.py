@@ -1,12 +1,8 @@
-"""How many threads compute, and how work is spread over them: kernels' parts, and products by BLAS."""
+"""How many threads compute, and how the parts of a kernel are spread over them."""
 
 import ctypes
-import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -21,14 +17,12 @@ if TYPE_CHECKING:
 
 _lock = threading.RLock()  # one kernel at a time in a process
 _pool: "Pool | None" = None
-_workers: ThreadPoolExecutor | None = None
 
 
 def _after_fork() -> None:
     """In a forked child: the parent's threads are not here, and whoever held the lock stayed behind."""
-    global _lock, _pool, _workers, _blas_lock, _blas_users
-    _lock, _pool, _workers = threading.RLock(), None, None
-    _blas_lock, _blas_users = threading.Lock(), 0
+    global _lock, _pool
+    _lock, _pool = threading.RLock(), None
 
 
 if hasattr(os, "register_at_fork"):
@@ -118,84 +112,6 @@ def launch(function: int, arguments: int, parts: int) -> None:
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 
-def share(work: Callable[[int], None], items: int) -> None:
-    """Call `work` for each of `range(items)`, spread over the threads; for work that releases the GIL.
-
-    Items are claimed one by one, and a thread that has not begun when all are claimed is not waited for.
-    """
-    global _workers
-    helpers = min(thread_count(), items) - 1
-    if helpers < 1:
-        for item in range(items):
-            work(item)
-        return
-    claims = itertools.count()
-
-    def run() -> None:
-        while (item := next(claims)) < items:
-            work(item)
-
-    with _lock:
-        if _workers is None:
-            _workers = ThreadPoolExecutor(thread_count() - 1, thread_name_prefix="cutaway products")
-        begun = [_workers.submit(run) for _ in range(helpers)]
-    try:
-        run()
-    finally:
-        for future in begun:
-            if not future.cancel():
-                future.result()
-
-
-_blas_lock = threading.Lock()
-_blas_users = 0
-_blas_threads = 1
-
-
-@contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """OpenBLAS with one thread while the block runs: `share` spreads its products instead.
-
-    Its own threads spin and wait for one another, which with other work on the machine made products three
-    times slower than one thread; and what it rounds would depend on their number. Where NumPy uses another
-    BLAS, that one decides for itself.
-    """
-    global _blas_users, _blas_threads
-    library = _openblas()
-    if library is None:
-        yield
-        return
-    set_threads, get_threads = library
-    with _blas_lock:
-        if _blas_users == 0:
-            _blas_threads = get_threads()
-            set_threads(1)
-        _blas_users += 1
-    try:
-        yield
-    finally:
-        with _blas_lock:
-            _blas_users -= 1
-            if _blas_users == 0:
-                set_threads(_blas_threads)
-
-
-@cache
-def _openblas() -> tuple[Any, Any] | None:
-    """OpenBLAS's functions that set and tell its number of threads; None where NumPy uses something else."""
-    folder = Path(np.__file__).parent
-    for file in [*(folder.parent / "numpy.libs").glob("*openblas*"), *(folder / ".dylibs").glob("*openblas*")]:
-        try:
-            library = ctypes.CDLL(str(file))
-        except OSError:
-            continue
-        for end in ("64_", ""):
-            names = [f"scipy_openblas_{verb}_num_threads{end}" for verb in ("set", "get")]
-            if all(hasattr(library, name) for name in names):
-                return getattr(library, names[0]), getattr(library, names[1])
-    return None
-
-
 def describe() -> dict[str, str | int]:
     """What computes here, for `cutaway doctor`: threads and why so many, Numba, NumPy and its BLAS."""
     import numba
@@ -211,5 +127,5 @@ def describe() -> dict[str, str | int]:
         "numba": numba.__version__,
         "numpy": np.__version__,
         "blas": f"{blas['name']} {blas['version']}",
-        "blas_threads": "as many as compute" if _openblas() is None else "one in each of our threads",
+        "blas_used_by": "the numpy engine",
     }
