@@ -406,3 +406,10 @@ def test_the_hubs_cache_is_where_the_hub_keeps_it(
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
     assert hub.hub_folder() == Path(place)
+
+
+def test_a_folder_with_an_adapter_alone_is_called_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    with pytest.raises(CutawayError, match=r"holds an adapter.*Merge it"):
+        sources.locate(str(tmp_path))

@@ -67,6 +67,16 @@ def test_t_is_in_no_weight_shape_and_in_every_activation_shape(capsys):
         assert any(row["changed"])
 
 
+def test_the_cache_of_latents_says_what_it_saves(capsys):
+    told = counted(capsys, "deepseek-v3", "--context", "1000")["bytes"]
+    values = 61 * 1000 * 2
+    assert told["kv_cache_float16"] == values * (512 + 64)
+    assert told["kv_cache_float16_saved_by_latents"] == values * (128 * (192 + 128) - (512 + 64))
+    assert counted(capsys, "gpt2")["bytes"]["kv_cache_float16_saved_by_latents"] == 0
+    assert main(["count", "deepseek-v3"]) == 0
+    assert "latents in place of keys and values save" in capsys.readouterr().out
+
+
 def test_a_configuration_of_ones_own_is_gpt_3(capsys):
     sizes = ["--layers", "96", "--d-model", "12288", "--heads", "96"]
     assert counted(capsys, *sizes)["parameters"]["total"] == 174_604_259_328

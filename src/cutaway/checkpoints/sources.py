@@ -214,6 +214,11 @@ def _folder(path: Path) -> Location:
     weights = [name for name in names if name.lower().endswith(".safetensors")]
     if weights and "config.json" in names:
         return Location(path, "folder", path.name or str(path), f"the folder {path}")
+    if "adapter_config.json" in names:
+        raise CutawayError(
+            f"The folder {path} holds an adapter (adapter_config.json), which changes another model and is none "
+            "itself. Merge it into its base model and save that as safetensors."
+        )
     if weights:
         raise CutawayError(f"The folder {path} has safetensors but no config.json, which says what they are.")
     ggufs = [name for name in names if name.lower().endswith(".gguf")]

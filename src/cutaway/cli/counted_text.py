@@ -102,9 +102,13 @@ def _bytes(facts: dict[str, Any]) -> list[str]:
             for i in range(0, len(weights), 5)
         ),
         f"  KV cache of {sizes['context']:,} tokens: float16 {megabytes(sizes['kv_cache_float16'])}, "
-        f"float32 {megabytes(sizes['kv_cache_float32'])}",
+        f"float32 {megabytes(sizes['kv_cache_float32'])}" + _saved(sizes["kv_cache_float16_saved_by_latents"]),
         f"  every activation of the pass, float32: {megabytes(sizes['activations_of_a_full_trace'])}",
     ]
+
+
+def _saved(size: int) -> str:
+    return f"; latents in place of keys and values save {megabytes(size)} of float16" if size else ""
 
 
 def _speed(speed: dict[str, Any]) -> list[str]:

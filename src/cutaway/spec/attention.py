@@ -101,4 +101,9 @@ class AttentionSpec:
         """How many numbers a token leaves in the cache of a layer (chapter 15.3)."""
         if self.latent is not None:
             return self.latent.kv_rank + self.latent.d_rope
+        return self.unfolded_values
+
+    @property
+    def unfolded_values(self) -> int:
+        """How many numbers a token's keys and values are; latent attention caches fewer."""
         return self.n_kv_heads * (self.d_head + self.value_width)

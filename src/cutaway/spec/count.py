@@ -99,9 +99,14 @@ class Count:
             raise CutawayError(f"There is no storage kind {kind!r}; the kinds are {', '.join(BITS_PER_WEIGHT)}.")
         return int(self.total * BITS_PER_WEIGHT[kind] / 8)
 
-    def kv_bytes(self, tokens: int, bytes_per_value: int = 4) -> int:
-        """Bytes of the keys and values that `tokens` tokens leave in the cache, over all layers (chapter 15.3)."""
-        return sum(layer.attention.cached_values for layer in self.spec.layers) * tokens * bytes_per_value
+    def kv_bytes(self, tokens: int, bytes_per_value: int = 4, *, unfolded: bool = False) -> int:
+        """Bytes that `tokens` tokens leave in the cache, over all layers (chapter 15.3).
+
+        Latent attention caches latents; `unfolded` counts the keys and values themselves, as if it did not.
+        """
+        attentions = [layer.attention for layer in self.spec.layers]
+        values = sum(a.unfolded_values if unfolded else a.cached_values for a in attentions)
+        return values * tokens * bytes_per_value
 
     def _by_part(self, counted: Callable[[str], bool]) -> dict[str, int]:
         parts = dict.fromkeys(PARTS, 0)

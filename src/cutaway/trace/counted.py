@@ -47,6 +47,7 @@ def counted(spec: ModelSpec, tokens: int, context: int) -> dict[str, Any]:
             "context": context,
             "kv_cache_float32": count.kv_bytes(context),
             "kv_cache_float16": count.kv_bytes(context, 2),
+            "kv_cache_float16_saved_by_latents": count.kv_bytes(context, 2, unfolded=True) - count.kv_bytes(context, 2),
             "activations_of_a_full_trace": activation_bytes(spec, tokens),
         },
     }
