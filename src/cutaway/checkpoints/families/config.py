@@ -116,6 +116,13 @@ def _a(kind: type) -> str:
     return (names | {dict: "an object", list: "a list"})[kind]
 
 
+def even_heads(config: Config, d_model: int, n_heads: int) -> int:
+    """d_head of heads that share a width equally; CutawayError where they cannot."""
+    if d_model % n_heads:
+        raise CutawayError(f"A width of {d_model} in {config.where} cannot be split into {n_heads} equal heads.")
+    return d_model // n_heads
+
+
 def decimal(value: float) -> float:
     """A float32 out of a file as the decimal number that was meant: 9.999999747e-06 is 1e-5."""
     with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is refused where it is used

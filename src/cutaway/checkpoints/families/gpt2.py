@@ -8,7 +8,7 @@ from cutaway.checkpoints.families.names import Source, third, transposed, transp
 from cutaway.checkpoints.stored import Tensors
 from cutaway.errors import CutawayError
 from cutaway.spec import Activation, ModelSpec
-from cutaway.spec.catalog import gpt2_like
+from cutaway.spec.builders import gpt2_like
 
 MODEL_TYPES = ("gpt2",)
 GGUF_ARCHITECTURES = ("gpt2",)

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads
 from cutaway.checkpoints.families.names import Source, layer_norm, linear, third
 from cutaway.checkpoints.families.rope import rotary, rotated
 from cutaway.checkpoints.stored import Tensors
@@ -48,7 +48,7 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     config.only("is_encoder_decoder", False)
     config.only("add_cross_attention", False)
     config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
-    d_head = _d_head(config, config.size("hidden_size"), config.size("num_attention_heads"))
+    d_head = even_heads(config, config.size("hidden_size"), config.size("num_attention_heads"))
     dims = rotated(config, d_head, 0.25, key="rotary_pct")
     base = config.get("rotary_emb_base", float, 10_000.0)
     config.only("partial_rotary_factor", config.get("rotary_pct", float, 0.25), why="'rotary_pct' says otherwise")
@@ -70,12 +70,6 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     )
     config.refuse_unread(HARMLESS)
     return spec
-
-
-def _d_head(config: Config, d_model: int, n_heads: int) -> int:
-    if d_model % n_heads:
-        raise CutawayError(f"A width of {d_model} in {config.where} cannot be split into {n_heads} equal heads.")
-    return d_model // n_heads
 
 
 def _neox(
@@ -137,7 +131,7 @@ def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
     (GPT-NeoX-20B was trained with the tanh form: its own safetensors say so.)
     """
     d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
-    d_head = _d_head(config, d_model, n_heads)
+    d_head = even_heads(config, d_model, n_heads)
     config.only("attention.head_count_kv", n_heads)
     config.only("rope.scaling.type", "none", why="GPT-NeoX turns by plain angles")
     base = decimal(config.get("rope.freq_base", float, 10_000.0))

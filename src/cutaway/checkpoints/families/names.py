@@ -131,17 +131,6 @@ def _third_of(size: int, index: int) -> tuple[int, int]:
     return index * size // 3, (index + 1) * size // 3
 
 
-def reordered(order: np.ndarray) -> Callable[[Weight], Weight]:
-    """Entry r of the result is entry `order[r]` of what is stored, along the first axis."""
-
-    def change(weight: Weight) -> Weight:
-        if weight.shape[0] != len(order):
-            raise CutawayError(f"A tensor has {weight.shape[0]} rows where {len(order)} were expected.")
-        return weight.reorder(order)
-
-    return change
-
-
 def same_bytes(one: Weight, other: Weight) -> bool:
     """Whether two weights are stored alike to the byte."""
     return one.kind == other.kind and one.shape == other.shape and np.array_equal(one.rows, other.rows)

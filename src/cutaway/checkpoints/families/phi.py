@@ -3,11 +3,10 @@
 Phi-3 is another architecture, built like Llama.
 """
 
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads
 from cutaway.checkpoints.families.names import Source, layer_norm, linear, third
 from cutaway.checkpoints.families.rope import rotary, rotated
 from cutaway.checkpoints.stored import Tensors
-from cutaway.errors import CutawayError
 from cutaway.spec import Activation, AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
 
 MODEL_TYPES = ("phi",)
@@ -40,7 +39,7 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     config.only("add_cross_attention", False)
     config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
     d_model, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
-    d_head = _d_head(config, d_model, n_heads)
+    d_head = even_heads(config, d_model, n_heads)
     config.only("head_dim", d_head, why="a head of Phi is its part of the width")
     eps = config.get("layer_norm_eps", float, 1e-5)
     spec = _phi(
@@ -60,12 +59,6 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     )
     config.refuse_unread(HARMLESS)
     return spec
-
-
-def _d_head(config: Config, d_model: int, n_heads: int) -> int:
-    if d_model % n_heads:
-        raise CutawayError(f"A width of {d_model} in {config.where} cannot be split into {n_heads} equal heads.")
-    return d_model // n_heads
 
 
 def _phi(
@@ -124,7 +117,7 @@ def sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
 def spec_from_gguf(config: Config, tensors: Tensors, name: str) -> ModelSpec:
     """The spec that the metadata of a GGUF file describes (keys without their "phi2.")."""
     d_model, n_heads = config.size("embedding_length"), config.size("attention.head_count")
-    d_head = _d_head(config, d_model, n_heads)
+    d_head = even_heads(config, d_model, n_heads)
     config.only("rope.scaling.type", "none", why="Phi-2 turns by plain angles")
     base = decimal(config.get("rope.freq_base", float, 10_000.0))
     spec = _phi(

@@ -20,14 +20,11 @@ from cutaway.engines.cpu.sums import (
     MIX_ROWS,
     MIX_WIDTH,
     TILE_LEFT,
-    TILE_RIGHT,
-    column_dots,
-    dot,
+    dots_of_group,
     mix_tile,
-    tile_dots,
 )
 from cutaway.engines.cpu.threads import thread_count
-from cutaway.engines.cpu.vectors import LANES, address, arguments, float_at, put_one
+from cutaway.engines.cpu.vectors import LANES, address, arguments, float_at
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
 
@@ -43,20 +40,8 @@ def _dots(given: int, part: int, parts: int) -> None:
         while key < stop:
             taken = min(TILE_LEFT, stop - key)
             its_keys = address(k) + (head // (heads // key_heads) * k_head + key * k_row)
-            row = 0
-            while taken == TILE_LEFT and row < rows:
-                there = target + (row * keys + key) * 4
-                if rows - row >= TILE_RIGHT:
-                    tile_dots(its_keys, k_row, queries + row * q_row, q_row, width, there, 4, keys * 4)
-                    row += TILE_RIGHT
-                else:
-                    column_dots(its_keys, k_row, queries + row * q_row, q_row, width, there, 4, keys * 4)
-                    row += 1
-            while row < rows:
-                for i in range(taken):
-                    score = dot(queries + row * q_row, its_keys + i * k_row, width)
-                    put_one(target + (row * keys + key + i) * 4, score)
-                row += 1
+            there = target + key * 4
+            dots_of_group(its_keys, k_row, taken, queries, q_row, rows, width, there, keys * 4)
             key += taken
 
 

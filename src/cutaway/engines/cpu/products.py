@@ -11,9 +11,9 @@ from functools import cache
 from numba.extending import register_jitable
 
 from cutaway.engines.cpu.compiling import Kernel
-from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT, column_dots, dot, tile_dots
+from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT, dots_of_group
 from cutaway.engines.cpu.unpack import unpack_row
-from cutaway.engines.cpu.vectors import address, arguments, index_at, put_one
+from cutaway.engines.cpu.vectors import address, arguments, index_at
 
 STRIP = 1 << 16  # numbers of x multiplied with all weights before the next: 256 kB, an eighth of a second-level cache
 
@@ -48,20 +48,8 @@ def product(kind: str) -> Kernel:
                 taken = min(TILE_LEFT, stop - out)
                 for i in range(taken):
                     unpack_row(kind, stored_row(rows, row_bytes, order, out + i), w + i * step, d_in)
-                t = at
-                while taken == TILE_LEFT and t < upto:
-                    target = outputs + (t * d_out + out) * 4
-                    if upto - t >= TILE_RIGHT:
-                        tile_dots(w, step, inputs + t * step, step, d_in, target, 4, d_out * 4)
-                        t += TILE_RIGHT
-                    else:
-                        column_dots(w, step, inputs + t * step, step, d_in, target, 4, d_out * 4)
-                        t += 1
-                while t < upto:
-                    for i in range(taken):
-                        total = dot(w + i * step, inputs + t * step, d_in)
-                        put_one(outputs + (t * d_out + out + i) * 4, total)
-                    t += 1
+                xs, target = inputs + at * step, outputs + (at * d_out + out) * 4
+                dots_of_group(w, step, taken, xs, step, upto - at, d_in, target, d_out * 4)
                 out += taken
             at = upto
 

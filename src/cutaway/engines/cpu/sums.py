@@ -9,6 +9,7 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import register_jitable
 
 from cutaway.engines.cpu.vectors import (
     ADDRESS,
@@ -22,6 +23,7 @@ from cutaway.engines.cpu.vectors import (
     load,
     load_some,
     operation,
+    put_one,
     splat,
 )
 
@@ -143,8 +145,40 @@ def _stored_dots(n_left: int, n_right: int) -> Any:
     return store_dots
 
 
-tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
-column_dots = _stored_dots(TILE_LEFT, 1)
+_tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
+_column_dots = _stored_dots(TILE_LEFT, 1)
+
+
+@register_jitable
+def dots_of_group(
+    left: int,
+    left_step: int,
+    n_left: int,
+    right: int,
+    right_step: int,
+    n_right: int,
+    length: int,
+    out: int,
+    right_out: int,
+) -> None:
+    """Up to TILE_LEFT rows with any number of rows: each product has the bits of `dot`.
+
+    Steps are bytes from row to row. Results of neighbouring left rows lie side by side at `out`, those of the next
+    right row `right_out` bytes on.
+    """
+    at = 0
+    while n_left == TILE_LEFT and at < n_right:
+        rights, target = right + at * right_step, out + at * right_out
+        if n_right - at >= TILE_RIGHT:
+            _tile_dots(left, left_step, rights, right_step, length, target, 4, right_out)
+            at += TILE_RIGHT
+        else:
+            _column_dots(left, left_step, rights, right_step, length, target, 4, right_out)
+            at += 1
+    while at < n_right:
+        for i in range(n_left):
+            put_one(out + (at * right_out + 4 * i), dot(left + i * left_step, right + at * right_step, length))
+        at += 1
 
 
 MIX_ROWS = 4 if has("avx512f") else 1  # rows mixed at once: each value is read once for all of them
