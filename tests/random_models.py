@@ -16,7 +16,7 @@ from cutaway.engines.weights import Weight
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.model import Model
-from cutaway.points import Point, points_of
+from cutaway.points import POINTS, Point, points_of
 from cutaway.spec import (
     ACTIVATIONS,
     AttentionSpec,
@@ -129,6 +129,9 @@ class CountingEngine(NumpyEngine):
 
 class NotingTap:
     """A tap that notes the order in which points are shown, each once."""
+
+    shown = frozenset(POINTS)
+    altered: frozenset[str] = frozenset()
 
     def __init__(self, layer: int | None = None, seen: list[Point] | None = None) -> None:
         self.layer = layer

@@ -8,10 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway import CutawayError
+from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
+from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.transformer import transformer
-from cutaway.points import POINTS, Unwatched, find_points, layer_names, parse_point, points_of, shape_symbols
+from cutaway.points import POINTS, Point, Unwatched, find_points, layer_names, parse_point, points_of, shape_symbols
 from cutaway.spec import ExpertsSpec, LayerSpec, ModelSpec, PositionsSpec
+from cutaway.trace.recorder import Recorder
 from random_models import GPT2, LIKE, LLAMA, POST, NotingTap, everything, random_ids, random_parameters, specs
 
 ATTENTION = "attn.q attn.k attn.v {} attn.dots attn.scores attn.masked attn.pattern attn.z attn.head_out attn.raw"
@@ -219,3 +222,14 @@ def test_an_unwatched_pass_hands_every_value_on_as_it_is():
     assert tap("resid_pre", value) is value
     assert tap.rows("attn.dots", value, 0, 0) is value
     assert tap.at(4)("mlp.out", value) is value
+    assert tap.shown == tap.altered == tap.at(0).shown == frozenset()
+
+
+def test_the_tap_of_a_layer_says_what_somebody_wants_to_see_there():
+    wanted = [Point("attn.q", 1), Point("attn.pattern", 1), Point("resid_post", 0), Point("embed.out")]
+    recorder = Recorder(NumpyEngine(), Layout.of([3]), wanted)
+    with layers_shown(LLAMA, recorder) as tap:
+        assert tap.shown == {"embed.out"}
+        assert tap.at(0).shown == {"resid_post"}
+        assert tap.at(1).shown == {"attn.q", "attn.pattern"}
+        assert tap.altered == tap.at(1).altered == frozenset()

@@ -22,6 +22,8 @@ class _LayerByLayer:
     def __init__(self, tap: Tap, advance: Callable[[int], None]) -> None:
         self._tap = tap
         self._advance = advance
+        self.shown = tap.shown
+        self.altered = tap.altered
 
     def __call__(self, name: str, value: Array) -> Array:
         return self._tap(name, value)

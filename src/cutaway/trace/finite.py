@@ -7,7 +7,7 @@ import numpy as np
 from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Point
+from cutaway.points import POINTS, Point
 from cutaway.spec import ModelSpec
 
 
@@ -17,6 +17,9 @@ class _Found(Exception):
 
 class _Finder:
     """A tap that stops the pass where a NaN (or, outside the mask, an infinity) first appears."""
+
+    shown = frozenset(POINTS)
+    altered: frozenset[str] = frozenset()
 
     def __init__(self, engine: Engine, layer: int | None = None) -> None:
         self._engine, self._layer = engine, layer

@@ -26,10 +26,19 @@ class Recorder:
         self._engine = engine
         self._layout = layout
         self.kept: dict[Point, Any] = {}
-        self._names: dict[int | None, set[str]] = {}
+        names: dict[int | None, set[str]] = {}
         for point in wanted:
-            self._names.setdefault(point.layer, set()).add(point.name)
+            names.setdefault(point.layer, set()).add(point.name)
+        self._names = {layer: frozenset(inside) for layer, inside in names.items()}
         self._here = _LayerTap(self, None)
+
+    @property
+    def shown(self) -> frozenset[str]:
+        return self._here.shown
+
+    @property
+    def altered(self) -> frozenset[str]:
+        return self._here.altered
 
     def __call__(self, name: str, value: Array) -> Array:
         return self._here(name, value)
@@ -40,8 +49,9 @@ class Recorder:
     def at(self, layer: int) -> "_LayerTap":
         return _LayerTap(self, layer)
 
-    def wants(self, name: str, layer: int | None) -> bool:
-        return name in self._names.get(layer, ())
+    def names(self, layer: int | None) -> frozenset[str]:
+        """The points wanted in this layer or, with None, outside the layers."""
+        return self._names.get(layer, frozenset())
 
     def keep(self, point: Point, value: Array) -> None:
         self.kept[point] = value
@@ -60,17 +70,20 @@ class Recorder:
 class _LayerTap:
     """The recorder's tap in one layer (or, with None, outside the layers)."""
 
+    altered: frozenset[str] = frozenset()
+
     def __init__(self, recorder: Recorder, layer: int | None) -> None:
         self._recorder = recorder
         self._layer = layer
+        self.shown = recorder.names(layer)
 
     def __call__(self, name: str, value: Array) -> Array:
-        if self._recorder.wants(name, self._layer):
+        if name in self.shown:
             self._recorder.keep(Point(name, self._layer), value)
         return value
 
     def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
-        if self._recorder.wants(name, self._layer):
+        if name in self.shown:
             self._recorder.keep_rows(Point(name, self._layer), value, segment, start)
         return value
 

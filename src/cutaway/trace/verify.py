@@ -67,6 +67,8 @@ class _Patch:
 
     def __init__(self, engine: Engine, source: Recorder, layer: int | None = None) -> None:
         self._engine, self._source, self._layer = engine, source, layer
+        self.shown: frozenset[str] = frozenset()
+        self.altered = source.names(layer)
 
     def __call__(self, name: str, value: Array) -> Array:
         kept = self._source.kept.get(Point(name, self._layer))
