@@ -1,0 +1,29 @@
+"""The address of every intermediate of the forward pass, and the tap through which a stage shows it.
+
+A point has a name, a shape in symbols, a meaning and a reason; `layers.3.attn.pattern` is the pattern of
+layer 3.
+"""
+
+from cutaway.points.find import find_points, parse_point
+from cutaway.points.present import dot_inputs, layer_names, points_of, shape_of, shape_symbols
+from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, LECTURE, POINTS, Point, PointInfo
+from cutaway.points.tap import Tap, Unwatched
+
+__all__ = [
+    "GLOBAL_FIRST",
+    "GLOBAL_LAST",
+    "IN_LAYER",
+    "LECTURE",
+    "POINTS",
+    "Point",
+    "PointInfo",
+    "Tap",
+    "Unwatched",
+    "dot_inputs",
+    "find_points",
+    "layer_names",
+    "parse_point",
+    "points_of",
+    "shape_of",
+    "shape_symbols",
+]
