@@ -332,7 +332,6 @@ def test_an_engine_is_made_by_name(name, dtype, expected):
     ("name", "dtype", "told"),
     [
         ("gpu", None, "auto, cpu, numpy"),
-        ("torch", None, "not in this version"),
         ("auto", "float16", "float32 and float64"),
         ("numpy", "nonsense", "float32 and float64"),
         ("cpu", "float64", "numpy engine"),

@@ -8,21 +8,23 @@ from cutaway.engines.numpy import NumpyEngine
 from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
 
-ENGINES = ("auto", "cpu", "numpy")
+ENGINES = ("auto", "cpu", "numpy", "torch")
 
 
 def make_engine(name: str = "auto", dtype: Any = None) -> Engine:
-    """An engine by name: "numpy", "cpu", or "auto", the fastest that can do `dtype` here.
+    """An engine by name: "numpy", "cpu", "torch", or "auto", the fastest of the first two that can do `dtype` here.
 
-    "auto" is `cpu` for float32 (or no dtype), `numpy` for float64. Where Numba cannot be imported it is
+    "torch" takes the fastest device that torch has here; "torch:cpu", "torch:cuda", "torch:cuda:1" or "torch:mps" say
+    which. "auto" is `cpu` for float32 (or no dtype), `numpy` for float64. Where Numba cannot be imported it is
     `numpy` in float32, and the engine's `note` says so; otherwise `note` is None.
 
     Raises CutawayError for an unknown engine, or a dtype that it cannot compute in.
     """
-    if name == "torch":
-        raise CutawayError("The torch engine is not in this version; the engines are auto, cpu and numpy.")
-    if name not in ENGINES:
+    kind, _, device = name.partition(":")
+    if kind not in ENGINES or (device and kind != "torch"):
         raise CutawayError(f"There is no engine {name!r}; the engines are {', '.join(ENGINES)}.")
+    if kind == "torch":
+        return _torch_engine(dtype, device or None)
     wanted = _dtype(dtype)
     if name == "numpy" or (name == "auto" and wanted == np.float64):
         return NumpyEngine(wanted)
@@ -38,6 +40,16 @@ def make_engine(name: str = "auto", dtype: Any = None) -> Engine:
     return CpuEngine(wanted)
 
 
+def _torch_engine(dtype: Any, device: str | None) -> Engine:
+    try:
+        from cutaway.engines.torch.engine import TorchEngine
+    except ImportError as error:
+        raise CutawayError(
+            f'The torch engine needs torch, which cannot be imported ({error}); `pip install "cutaway[torch]"`.'
+        ) from error
+    return TorchEngine(dtype, device)
+
+
 def _dtype(dtype: Any) -> np.dtype | None:
     """What was asked for as NumPy's own; None where nothing was."""
     if dtype is None:
@@ -47,5 +59,8 @@ def _dtype(dtype: Any) -> np.dtype | None:
     except TypeError:
         wanted = None
     if wanted not in (np.float32, np.float64):
-        raise CutawayError(f"There is no computing in {dtype!r}; the choices are float32 and float64.")
+        raise CutawayError(
+            f"There is no computing in {dtype!r}; the choices are float32 and float64 "
+            "(and, on the torch engine, bfloat16 and float16)."
+        )
     return wanted

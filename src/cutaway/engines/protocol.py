@@ -2,7 +2,8 @@
 
 A stage says *what* is computed; an engine computes it. Arrays are the engine's own (NumPy's for `numpy` and
 `cpu`); besides these functions stages use only `+`, `*`, slicing, `reshape` and `swapaxes`, which every
-array library spells alike. Shapes are in the symbols of the design: T rows of all packed sequences, H query
+array library spells alike. What is said to be done in place is done so where that is cheap; stages go on with what
+is returned. Shapes are in the symbols of the design: T rows of all packed sequences, H query
 heads, H_kv key/value heads, R query rows of one attention block, S keys that it sees.
 """
 
@@ -16,6 +17,16 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.weights import Weight
 
 Array = Any  # the engine's own array type
+
+
+class Precision(Protocol):
+    """What an engine computes in: one of NumPy's dtypes, or what says the same of a type that NumPy lacks."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def itemsize(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,17 +46,27 @@ class Gain:
 
 
 class Engine(Protocol):
-    """What every engine offers. Nothing here knows a model's name."""
+    """What every engine offers. Nothing here knows a model's name.
+
+    Two more operations are optional; stages ask whether an engine has them:
+
+    - `hold(stored)` takes all weights of a model and gives back what the stages find them in, in place of the
+      stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
+    - `attend(q, keys, values, scale, first, last)` is all of attention at once, scores unseen; `[H, R, d_value]`,
+      or None where it declines.
+    """
 
     name: str
-    dtype: np.dtype
     note: str | None  # what people should know about why this engine was chosen; mostly None
+
+    @property
+    def dtype(self) -> Precision: ...
 
     def array(self, values: np.ndarray) -> Array:
         """Floats from NumPy, in the engine's own dtype and type."""
 
     def numpy(self, values: Array) -> np.ndarray:
-        """Back to NumPy, in the engine's dtype."""
+        """Back to NumPy, in the engine's dtype, or in a wider one that holds its numbers exactly."""
 
     def empty(self, shape: Sequence[int]) -> Array:
         """An array to be written into."""

@@ -18,6 +18,8 @@ from cutaway.forward.run import Run
 from cutaway.points import Tap
 from cutaway.spec import AttentionSpec, NormSpec
 
+ROW_BLOCKS = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.pattern"})  # what a fused attention leaves out
+
 
 def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array:
     """softmax(QKᵀ / √d_head + M) V for each head, the heads joined by W_O: `[T, d]` → `[T, d]`.
@@ -41,10 +43,24 @@ def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: 
             elif segment.position > 0:
                 keys, values = with_earlier(run, spec, weights, one, other, keys, values)
         mixed = z[:, here]
+        fused = _at_once(engine, spec, q[:, here], keys, values, segment, tap)
+        if fused is not None:
+            mixed[...] = fused
+            continue
         for rows, pattern in pattern_blocks(engine, spec, q[:, here], keys, segment, index, tap):
             mixed[:, rows] = engine.mix(pattern, values[:, : pattern.shape[-1]])
     z = tap("attn.z", z)
     return tap("attn.raw", engine.linear(join_heads(z), weights["attn.o"], layout))
+
+
+def _at_once(
+    engine: Engine, spec: AttentionSpec, q: Array, keys: Array, values: Array, segment: Segment, tap: Tap
+) -> Array | None:
+    """A segment's z by the engine's fused attention; None where it has none, or that could not say or show the same."""
+    attend = getattr(engine, "attend", None)
+    if attend is None or ROW_BLOCKS & (tap.shown | tap.altered) or spec.cap is not None or spec.growth is not None:
+        return None
+    return attend(q, keys, values, spec.score_scale, *visible(spec, segment, slice(0, segment.length)))
 
 
 def heads(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, tap: Tap) -> Projected:

@@ -1,44 +1,84 @@
 """A model's weights as the stages use them: projections and gains, by the names of `spec.parameters`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from cutaway.engines.protocol import Engine, Gain, Linear
+from cutaway.engines.protocol import Array, Engine, Gain, Linear
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec, parameter_shapes
+
+
+class Parts(dict[str, Any]):
+    """Weights by name: a `Linear`, a `Gain`, or what stands on its own (an embedding, a router's correction)."""
+
+    def through(self, stage: Callable[..., Array], *rest: Any) -> Array:
+        """stage(these weights, …)"""
+        return stage(self, *rest)
 
 
 class Parameters:
     """The weights of one model, checked against its spec, ready for one engine.
 
     `layers[i]` maps the names inside a block ("attn.q", "mlp.norm") to a `Linear`, a `Gain` or, for a router's
-    correction, a vector. Matrices stay as they are stored; the short vectors (biases, gains) become the engine's
-    own arrays. Raises CutawayError for a weight that is missing, unknown, of another shape, or (a vector) not
-    finite.
+    correction, a vector. Matrices stay as they are stored, and the short vectors (biases, gains) become the engine's
+    own arrays; an engine that holds weights in a form of its own (`hold`) has them in `held`. Raises CutawayError
+    for a weight that is missing, unknown, of another shape, or (a vector) not finite.
     """
 
     def __init__(self, spec: ModelSpec, weights: Mapping[str, Weight], engine: Engine) -> None:
         check_shapes(spec, weights)
         self.stored = dict(weights)
-        parts = _assemble(self.stored, engine)
-        gains = {name: part for name, part in parts.items() if isinstance(part, Gain)}
-        linears = {name: part for name, part in parts.items() if isinstance(part, Linear)}
-        self.embed_tokens: Weight = self.stored["embed.tokens"]
-        self.embed_positions: Weight | None = self.stored.get("embed.positions")
-        self.embed_types: Weight | None = self.stored.get("embed.types")
-        self.embed_norm: Gain | None = gains.get("embed.norm")
-        self.final_norm: Gain | None = gains.get("final.norm")
-        self.pooler: Linear | None = linears.get("pooler")
-        self.head_transform: Linear | None = linears.get("head.transform")
-        self.head_norm: Gain | None = gains.get("head.norm")
-        head_bias = _vector("head.bias", self.stored, engine)
-        self.head = Linear(self.stored.get("head.weight", self.embed_tokens), head_bias)
-        self.layers = [
-            {name.removeprefix(prefix): part for name, part in parts.items() if name.startswith(prefix)}
-            for prefix in (f"layers.{i}." for i in range(spec.n_layers))
+        hold = getattr(engine, "hold", None)
+        self.held: Any = _assemble(self.stored, engine) if hold is None else hold(self.stored)
+        if hold is not None:
+            _check_vectors(self.stored, self.held, engine)
+        self.layers: list[Any] = [
+            _inside(self.held, f"layers.{i}.") if hold is None else self.held[f"layers.{i}"]
+            for i in range(spec.n_layers)
         ]
+
+    # What stands outside the layers is looked up when it is used: an engine may have replaced it.
+
+    @property
+    def embed_tokens(self) -> Weight:
+        return self.held["embed.tokens"]
+
+    @property
+    def embed_positions(self) -> Weight | None:
+        return self.held.get("embed.positions")
+
+    @property
+    def embed_types(self) -> Weight | None:
+        return self.held.get("embed.types")
+
+    @property
+    def embed_norm(self) -> Gain | None:
+        return self.held.get("embed.norm")
+
+    @property
+    def final_norm(self) -> Gain | None:
+        return self.held.get("final.norm")
+
+    @property
+    def pooler(self) -> Linear | None:
+        return self.held.get("pooler")
+
+    @property
+    def head_transform(self) -> Linear | None:
+        return self.held.get("head.transform")
+
+    @property
+    def head_norm(self) -> Gain | None:
+        return self.held.get("head.norm")
+
+    @property
+    def head(self) -> Linear:
+        """The projection to the vocabulary; tied, it is the embedding's own matrix."""
+        own = self.held.get("head.weight")
+        return Linear(self.embed_tokens if own is None else own, self.held.get("head.bias"))
 
     @property
     def nbytes(self) -> int:
@@ -71,26 +111,44 @@ def _some(names: list[str]) -> str:
     return f"{shown} {'is' if len(names) == 1 else 'are'}"
 
 
-def _assemble(stored: dict[str, Weight], engine: Engine) -> dict[str, Linear | Gain | np.ndarray]:
-    parts: dict[str, Linear | Gain | np.ndarray] = {}
+def _assemble(stored: dict[str, Weight], engine: Engine) -> Parts:
+    parts = Parts()
     for name, weight in stored.items():
         owner, _, role = name.rpartition(".")
-        if role == "weight":
+        if name == "head.weight":
+            parts[name] = weight
+        elif role == "weight":
             parts[owner] = Linear(weight, _vector(f"{owner}.bias", stored, engine))
         elif role == "gain":
             parts[owner] = Gain(_finite_vector(name, weight, engine), _vector(f"{owner}.bias", stored, engine))
-        elif role == "correction":  # a router's bias, a vector on its own
-            parts[name] = _finite_vector(name, stored[name], engine)
+        elif role == "correction" or name == "head.bias":  # vectors on their own
+            parts[name] = _finite_vector(name, weight, engine)
+        elif role != "bias":  # a table whose rows are looked up
+            parts[name] = weight
     return parts
 
 
-def _vector(name: str, stored: dict[str, Weight], engine: Engine) -> np.ndarray | None:
+def _inside(parts: Parts, prefix: str) -> Parts:
+    return Parts((name.removeprefix(prefix), part) for name, part in parts.items() if name.startswith(prefix))
+
+
+def _vector(name: str, stored: dict[str, Weight], engine: Engine) -> Array | None:
     return _finite_vector(name, stored[name], engine) if name in stored else None
 
 
-def _finite_vector(name: str, weight: Weight, engine: Engine) -> np.ndarray:
-    values = weight.dequantise(engine.dtype)
+def _finite_vector(name: str, weight: Weight, engine: Engine) -> Array:
+    values = weight.dequantise(np.dtype(engine.dtype.name))
+    _check_finite(name, values)
+    return engine.array(values)
+
+
+def _check_vectors(stored: Mapping[str, Weight], held: Any, engine: Engine) -> None:
+    for name, weight in stored.items():
+        if len(weight.shape) == 1:
+            _check_finite(name, engine.numpy(held[name]))
+
+
+def _check_finite(name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
         bad = int(np.flatnonzero(~np.isfinite(values))[0])
         raise CutawayError(f"{name} holds {values[bad]} at index {bad}; weights must be finite numbers.")
-    return engine.array(values)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -69,7 +70,7 @@ def _transformer(
     run = Run.of(engine, spec, layout, caches)
     x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
     for i, layer in enumerate(spec.layers):
-        x = block(run, layer, parameters.layers[i], x, i, tap.at(i))
+        x = parameters.layers[i].through(partial(block, run, layer), x, i, tap.at(i))
     for cache, ids in zip(caches or (), sequences, strict=False):
         cache.advance(ids)
     x = final_norm(engine, spec, parameters, x, tap)
