@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from cutaway.engines.blocks import BLOCKS, dequantise
 from cutaway.engines.cpu import elementwise, threads
 from cutaway.engines.cpu.compiling import Kernel, place
-from cutaway.engines.cpu.products import product, stored_row
-from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT
-from cutaway.engines.cpu.unpack import unpack_row
+from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
+from cutaway.engines.cpu.sums import STRETCH, TILE_LEFT, TILE_RIGHT
+from cutaway.engines.cpu.unpack import stored_row, unpack_row
 from cutaway.engines.cpu.vectors import address, arguments
 from cutaway.errors import CutawayError
 
@@ -95,44 +95,59 @@ def test_every_sixteen_bit_number_unpacks_exactly(half):
     assert_same_bits(unpacked(kind, rows, 256), exactly(kind, rows))
 
 
-@pytest.mark.parametrize("n_x", [1, 3, 4, 5, 11, 900])
-@pytest.mark.parametrize("d_out", [1, 2, 7, 8, 17, 64])
+def multiplied(kind: str, rows: np.ndarray, d_in: int, x: np.ndarray, parts: int = 1, *, few: bool) -> np.ndarray:
+    """y of one product, by the kernel for few rows of x or by the one for many; what it writes is poisoned first."""
+    y = np.full((len(x) + 2, len(rows)), np.nan, np.float32)
+    given = (place(rows), rows.strides[0], 0, len(rows), d_in, place(x), len(x), place(y[1:]))
+    if few:
+        few_rows(kind)(*given, parts=parts)
+    else:
+        size = many_rows_scratch(d_in, len(x))
+        scratch = np.full((parts, size), np.nan, np.float32)
+        many_rows(kind)(*given, place(scratch), size, parts=parts)
+    assert np.isnan(y[0]).all() and np.isnan(y[-1]).all()  # nothing else is written
+    return y[1:-1]
+
+
+@pytest.mark.parametrize("n_x", [1, 2, 3, 4, 5, 6, 7, 11, 900])
+@pytest.mark.parametrize("d_out", [1, 2, 7, 8, 17, 64, 77])
 def test_products_agree_with_float64_and_write_nothing_else(n_x, d_out):
     d_in = 77
     rng = np.random.default_rng(0)
     w = rng.normal(size=(d_out, d_in)).astype(np.float32)
     x = rng.normal(size=(n_x, d_in)).astype(np.float32)
-    results = []
-    for parts in (1, 2, 5):
-        y = np.full((n_x + 2, d_out), np.nan, np.float32)
-        scratch = np.full((parts, TILE_LEFT, d_in), np.nan, np.float32)
-        product("F32")(
-            *(place(w), w.strides[0], 0, d_out, d_in, place(x), n_x, place(y[1:]), place(scratch)), parts=parts
-        )
-        assert np.isnan(y[0]).all() and np.isnan(y[-1]).all()
-        results.append(y[1:-1])
+    rows = w.view(np.uint8)
+    results = [multiplied("F32", rows, d_in, x, parts, few=False) for parts in (1, 2, 5)]
+    if n_x <= FEW:
+        results += [multiplied("F32", rows, d_in, x, parts, few=True) for parts in (1, 2, 5)]
     exact = x.astype(np.float64) @ w.T.astype(np.float64)
     lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(w, axis=1)  # a sum may cancel to nearly nothing
     assert (np.abs(results[0] - exact) <= 1e-6 * lengths).all()
     assert all(np.array_equal(results[0], other) for other in results)
 
 
-@pytest.mark.parametrize("d_in", [5, 16, 77, 576])
+@pytest.mark.parametrize("d_in", [5, 16, 77, 576, STRETCH, STRETCH + 1, 2 * STRETCH + 40])
 def test_many_products_at_once_have_the_bits_of_one_alone(d_in):
-    """Every shape of tile, and what is left over at its edges, sums in the one order."""
+    """Every shape of tile, what is left over at its edges, and long rows taken in stretches sum in the one order."""
     rng = np.random.default_rng(d_in)
     d_out, n_x = 2 * TILE_LEFT + 1, 3 * TILE_RIGHT + 1
-    w = rng.normal(size=(d_out, d_in)).astype(np.float32)
+    w = rng.normal(size=(d_out, d_in)).astype(np.float32).view(np.uint8)
     x = rng.normal(size=(n_x, d_in)).astype(np.float32)
+    pairs = [(t, o) for t in range(n_x) for o in range(d_out)]
+    alone = [multiplied("F32", w[o : o + 1], d_in, x[t : t + 1], few=True)[0, 0] for t, o in pairs]
+    assert np.array_equal(multiplied("F32", w, d_in, x, few=False).ravel(), alone)
 
-    def multiplied(w: np.ndarray, x: np.ndarray) -> np.ndarray:
-        y, scratch = np.empty((len(x), len(w)), np.float32), np.empty((1, TILE_LEFT, d_in), np.float32)
-        sizes = (len(w), d_in, place(x), len(x), place(y), place(scratch))
-        product("F32")(*(place(w), w.strides[0], 0, *sizes), parts=1)
-        return y
 
-    alone = np.array([[multiplied(w[o : o + 1], x[t : t + 1])[0, 0] for o in range(d_out)] for t in range(n_x)])
-    assert np.array_equal(multiplied(w, x), alone)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_x", [1, 2, 5])
+def test_a_stored_row_multiplied_as_it_is_read_gives_the_bits_of_its_unpacked_numbers(kind, n_x):
+    """Random bytes of every format: extreme scales, denormals and NaNs come along."""
+    d_in = 512
+    rows = random_rows(kind, 11, d_in, 5)
+    x = np.random.default_rng(6).normal(size=(n_x, d_in)).astype(np.float32)
+    plain = exactly(kind, rows)
+    direct = multiplied(kind, rows, d_in, x, 2, few=True)
+    assert_same_bits(direct, multiplied("F32", plain.view(np.uint8), d_in, x, few=False))
 
 
 @given(st.lists(st.floats(-200, 100, width=32), min_size=1, max_size=70))
@@ -210,16 +225,14 @@ def test_several_python_threads_may_compute_at_once():
     w.reshape(300, -1, 34)[:, :, 1] = 0x2C  # scales of a usual size
     x = np.random.default_rng(0).normal(size=(4, 3, 512)).astype(np.float32)
 
-    def multiplied(i: int) -> np.ndarray:
-        y, scratch = np.empty((3, 300), np.float32), np.empty((8, TILE_LEFT, 512), np.float32)
-        product("Q8_0")(*(place(w), w.strides[0], 0, 300, 512, place(x[i]), 3, place(y), place(scratch)), parts=8)
-        return y
+    def product_of(i: int) -> np.ndarray:
+        return multiplied("Q8_0", w, 512, x[i], 8, few=False)
 
-    alone = [multiplied(i) for i in range(4)]
+    alone = [product_of(i) for i in range(4)]
     wrong: list[int] = []
 
     def repeat(i: int) -> None:
-        wrong.extend(i for _ in range(100) if not np.array_equal(multiplied(i), alone[i]))
+        wrong.extend(i for _ in range(100) if not np.array_equal(product_of(i), alone[i]))
 
     workers = [threading.Thread(target=repeat, args=(i,)) for i in range(4)]
     for worker in workers:

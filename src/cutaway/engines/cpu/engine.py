@@ -9,8 +9,7 @@ import numpy as np
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.memory import keep_freed_memory
-from cutaway.engines.cpu.products import product
-from cutaway.engines.cpu.sums import TILE_LEFT
+from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
@@ -71,10 +70,12 @@ class CpuEngine:
         y = np.empty((len(x), d_out), np.float32)
         work = d_out * d_in * max(1, len(x) // 8)
         parts = max(1, min(PARTS * thread_count(), work // SMALLEST_PART))
-        scratch = self._scratch("rows", parts * TILE_LEFT * d_in)
-        product(weight.kind)(
-            *(*self._place(weight), d_out, d_in, place(x), len(x), place(y), place(scratch)), parts=parts
-        )
+        given = (*self._place(weight), d_out, d_in, place(x), len(x), place(y))
+        if len(x) <= FEW:
+            few_rows(weight.kind)(*given, parts=parts)
+        else:
+            size = many_rows_scratch(d_in, len(x))
+            many_rows(weight.kind)(*given, place(self._scratch("rows", parts * size)), size, parts=parts)
         if linear.bias is not None:
             y += linear.bias
         return y

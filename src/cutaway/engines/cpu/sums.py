@@ -28,6 +28,7 @@ from cutaway.engines.cpu.vectors import (
 )
 
 SUM_LANES = 16  # one AVX-512 register, two of AVX2, four of NEON
+_WIDE = ir.VectorType(ir.FloatType(), SUM_LANES)
 
 
 def _tile() -> tuple[int, int]:
@@ -44,16 +45,33 @@ def _tile() -> tuple[int, int]:
 TILE_LEFT, TILE_RIGHT = _tile()
 
 
-def _dots(n_left: int, n_right: int) -> Callable[..., list[list[Any]]]:
-    """Emit the dot products of all pairs of rows, each over `length` floats."""
-    wide = ir.VectorType(ir.FloatType(), SUM_LANES)
+def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]]:
+    """Emit the sixteen sums of every pair of rows, each over `length` floats; they go on from those at `kept`, if any.
+
+    What is given back are the places of the sums, by left and right row.
+    """
     pairs = [(i, j) for i in range(n_left) for j in range(n_right)]
 
-    def emit(builder: Any, left: Any, left_step: Any, right: Any, right_step: Any, length: Any) -> list[list[Any]]:
+    def emit(
+        builder: Any,
+        left: Any,
+        left_step: Any,
+        right: Any,
+        right_step: Any,
+        length: Any,
+        kept: Any = None,
+        resumed: Any = None,
+    ) -> dict[tuple[int, int], Any]:
         lefts = [builder.gep(left, [builder.mul(left_step, I64(i))]) for i in range(n_left)]
         rights = [builder.gep(right, [builder.mul(right_step, I64(j))]) for j in range(n_right)]
-        zeros = ir.Constant(wide, [0.0] * SUM_LANES)
+        zeros = ir.Constant(_WIDE, [0.0] * SUM_LANES)
         sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
+        for pair in pairs:  # also where this is emitted inside a loop
+            builder.store(zeros, sums[pair])
+        if resumed is not None:
+            with builder.if_then(builder.icmp_signed("!=", resumed, I64(0))):
+                for k, pair in enumerate(pairs):
+                    builder.store(load(builder, builder.gep(kept, [I64(4 * SUM_LANES * k)]), _WIDE), sums[pair])
 
         def add(a: list[Any], b: list[Any]) -> None:
             for i, j in pairs:
@@ -62,23 +80,37 @@ def _dots(n_left: int, n_right: int) -> Callable[..., list[list[Any]]]:
         with cgutils.for_range(builder, builder.lshr(length, I64(4))) as loop:
             offset = builder.shl(loop.index, I64(6))  # 16 floats of 4 bytes
             add(
-                [load(builder, builder.gep(row, [offset]), wide) for row in lefts],
-                [load(builder, builder.gep(row, [offset]), wide) for row in rights],
+                [load(builder, builder.gep(row, [offset]), _WIDE) for row in lefts],
+                [load(builder, builder.gep(row, [offset]), _WIDE) for row in rights],
             )
         rest = builder.and_(length, I64(15))
         with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
             offset = builder.shl(builder.sub(length, rest), I64(2))
             add(
-                [load_some(builder, builder.gep(row, [offset]), rest, wide) for row in lefts],
-                [load_some(builder, builder.gep(row, [offset]), rest, wide) for row in rights],
+                [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in lefts],
+                [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in rights],
             )
-        totals = [_lane_sums(builder, [builder.load(sums[i, j]) for i in range(n_left)]) for j in range(n_right)]
-        return [[totals[j][i] for j in range(n_right)] for i in range(n_left)]
+        return sums
 
     return emit
 
 
-def _lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
+def _dots(n_left: int, n_right: int) -> Callable[..., list[list[Any]]]:
+    """Emit the dot products of all pairs of rows, each over `length` floats."""
+
+    def emit(builder: Any, *rows: Any) -> list[list[Any]]:
+        sums = _sums(n_left, n_right)(builder, *rows)
+        return _totals(builder, sums, n_left, n_right)
+
+    return emit
+
+
+def _totals(builder: Any, sums: dict[tuple[int, int], Any], n_left: int, n_right: int) -> list[list[Any]]:
+    totals = [lane_sums(builder, [builder.load(sums[i, j]) for i in range(n_left)]) for j in range(n_right)]
+    return [[totals[j][i] for j in range(n_right)] for i in range(n_left)]
+
+
+def lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
     """`lane_sum` of each vector, bit for bit, with fewer instructions where they are a power of two in number.
 
     Halves are added upon halves as there, but of two vectors at a time, the second's halves beside the first's.
@@ -145,6 +177,41 @@ def _stored_dots(n_left: int, n_right: int) -> Any:
     return store_dots
 
 
+def _stretches(n_left: int, n_right: int) -> Any:
+    """An operation: a stretch of long dot products, or the whole of short ones, each with the bits of `dot`.
+
+    Its arguments: left, its bytes from row to row, right, its bytes from row to row, the stretch's length; where the
+    sums so far are kept, whether there are any (else they begin at zero), whether more is to come (then the sums are
+    kept, not added up); out, and the bytes from result to result of the next right row.
+    """
+    whole = types.int64
+
+    @operation(types.void, ADDRESS, whole, ADDRESS, whole, whole, ADDRESS, whole, whole, ADDRESS, whole)
+    def stretch(builder: Any, *given: Any) -> Any:
+        *rows, kept, resumed, unfinished, out, right_out = given
+        sums = _sums(n_left, n_right)(builder, *rows, kept, resumed)
+        single = ir.FloatType().as_pointer()
+        with builder.if_else(builder.icmp_signed("!=", unfinished, I64(0))) as (more, done):
+            with more:
+                for k, place in enumerate(sums.values()):
+                    target = builder.bitcast(builder.gep(kept, [I64(4 * SUM_LANES * k)]), _WIDE.as_pointer())
+                    builder.store(builder.load(place), target, align=4)
+            with done:
+                for i, row in enumerate(_totals(builder, sums, n_left, n_right)):
+                    for j, value in enumerate(row):
+                        offset = builder.add(builder.mul(right_out, I64(j)), I64(4 * i))
+                        builder.store(value, builder.bitcast(builder.gep(out, [offset]), single), align=4)
+        return ir.Constant(I8.as_pointer(), None)
+
+    return stretch
+
+
+_tile_stretch = _stretches(TILE_LEFT, TILE_RIGHT)
+_column_stretch = _stretches(TILE_LEFT, 1)
+STRETCH = 768  # floats of a row multiplied at a time: TILE_LEFT such rows stay in the first-level cache
+KEPT_BYTES = 4 * SUM_LANES * TILE_LEFT  # of the sums kept between stretches, for each right row
+
+
 _tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
 _column_dots = _stored_dots(TILE_LEFT, 1)
 
@@ -181,6 +248,36 @@ def dots_of_group(
         at += 1
 
 
+@register_jitable
+def long_dots_of_group(
+    left: int, n_left: int, right: int, n_right: int, width: int, kept: int, out: int, right_out: int
+) -> None:
+    """As `dots_of_group`, of contiguous rows of any width, taken stretch by stretch.
+
+    At `kept` there is room for KEPT_BYTES for each right row.
+    """
+    step = 4 * width
+    if n_left < TILE_LEFT:
+        dots_of_group(left, step, n_left, right, step, n_right, width, out, right_out)
+        return
+    stretches = (width + STRETCH - 1) // STRETCH
+    length = ((width + stretches - 1) // stretches + SUM_LANES - 1) // SUM_LANES * SUM_LANES
+    begin = 0
+    while begin < width:
+        here, resumed = min(length, width - begin), begin
+        unfinished = width - begin - here
+        lefts, at = left + begin * 4, 0
+        while at < n_right:
+            rights, sums, target = right + (at * step + begin * 4), kept + at * KEPT_BYTES, out + at * right_out
+            if n_right - at >= TILE_RIGHT:
+                _tile_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+                at += TILE_RIGHT
+            else:
+                _column_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+                at += 1
+        begin += here
+
+
 MIX_ROWS = 4 if has("avx512f") else 1  # rows mixed at once: each value is read once for all of them
 MIX_WIDTH = 64  # coordinates of a tile of mixes: four vectors
 
@@ -200,7 +297,7 @@ def mix_tile(
 
     Steps are bytes from row to row: of the weights `[MIX_ROWS, keys]`, the values `[keys, …]` and the results.
     """
-    wide = ir.VectorType(ir.FloatType(), SUM_LANES)
+    wide = _WIDE
     vectors = MIX_WIDTH // SUM_LANES
     zeros = ir.Constant(wide, [0.0] * SUM_LANES)
     sums = {(i, j): cgutils.alloca_once_value(builder, zeros) for i in range(MIX_ROWS) for j in range(vectors)}

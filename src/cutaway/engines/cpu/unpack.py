@@ -1,216 +1,187 @@
-"""Stored weights to float32, one function for each format, with exactly the values of `blocks.dequantise`.
+"""Stored rows to float32, and dot products that read the stored row itself.
 
-Each takes the address of the stored bytes and writes its numbers at the address `out`. For a quantised
-format that is one block; for a plain one (F32, F16, BF16, F64) sixteen weights, with a scalar reader beside
-it for what is left at a row's end. The layouts are described in `engines/blocks.py`.
-
-Rounding: scale times number is exact in float32 (11 + 6 + 5 bits at most) wherever an offset is added to
-it, so that fusing the two changes no bit.
+The generators of `stored.py` are put to two uses. `unpack_row` writes a row's weights out, for a product with many
+rows of x, which reads them again and again. `stored_dots` multiplies them as they come, for a product with few: there
+the weights' bytes, read once, are all that counts, so the bytes to come are also fetched ahead.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+from llvmlite import ir
 from numba import types
-from numba.core.errors import TypingError
-from numba.extending import overload, register_jitable
+from numba.core import cgutils
 
 from cutaway.engines.blocks import BLOCKS
+from cutaway.engines.cpu.stored import ONE, VECTORS, Stored, block_of
+from cutaway.engines.cpu.sums import lane_sums
 from cutaway.engines.cpu.vectors import (
+    ADDRESS,
+    FLOAT_LANES,
+    I8,
+    I32,
+    I64,
     LANES,
-    bits,
-    brain_at,
-    brains_at,
-    byte_at,
-    bytes_at,
-    double_at,
-    doubles_at,
-    eights_at,
-    float_at,
-    floats_at,
-    half_at,
-    halves_at,
-    joined,
-    minus,
-    put,
-    put_one,
-    scaled,
-    scaled_plus,
-    signed_at,
-    word_bits,
+    fma,
+    has,
+    load,
+    load_some,
+    operation,
 )
 
-
-def _f64(block: int, out: int) -> None:
-    put(out, doubles_at(block))
-
-
-def _f32(block: int, out: int) -> None:
-    put(out, floats_at(block))
+_AHEAD = 4096  # bytes: one page, at whose end a processor's own fetching ahead stops
+_LINE = 64  # bytes fetched at a time
 
 
-def _f16(block: int, out: int) -> None:
-    put(out, halves_at(block))
+@operation(types.void, ADDRESS, ADDRESS, types.int64, constants=1)
+def unpack_row(builder: Any, kind: str, row: Any, out: Any, width: Any) -> Any:
+    """The `width` weights stored at `row` as float32 at `out`. The kind is a constant of the kernel."""
+    weights, size = block_of(kind)
+
+    def put(at: Any, value: Any) -> None:
+        builder.store(value, builder.bitcast(builder.gep(out, [at]), value.type.as_pointer()), align=4)
+
+    with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
+        block = Stored(builder, builder.gep(row, [builder.mul(loop.index, I64(size))]))
+        target = builder.mul(loop.index, I64(4 * weights))
+        for i, vector in enumerate(VECTORS[kind](block)):
+            put(builder.add(target, I64(4 * LANES * i)), vector)
+    for index, stored in _left_over(builder, kind, row, width):
+        put(builder.mul(index, I64(4)), stored)
+    return ir.Constant(I8.as_pointer(), None)
 
 
-def _bf16(block: int, out: int) -> None:
-    put(out, brains_at(block))
+@operation(ADDRESS, types.int64, types.int64, types.int64, types.int64)
+def stored_row(builder: Any, rows: Any, row_bytes: Any, order: Any, row: Any) -> Any:
+    """Where the stored bytes of weight row `row` lie; `order` is the address of a permutation, or 0."""
+    return _stored_row(builder, rows, row_bytes, order, row)
 
 
-def _q4_0(block: int, out: int) -> None:
-    d = half_at(block)
-    packed = bytes_at(block + 2)
-    put(out, scaled(minus(bits(packed, 0, 15), 8), d))
-    put(out + 64, scaled(minus(bits(packed, 4, 15), 8), d))
+def _stored_row(builder: Any, rows: Any, row_bytes: Any, order: Any, row: Any) -> Any:
+    there = cgutils.alloca_once(builder, I64)
+    builder.store(row, there)
+    with builder.if_then(builder.icmp_signed("!=", order, I64(0))):
+        places = builder.inttoptr(order, I64.as_pointer())
+        builder.store(builder.load(builder.gep(places, [row])), there)
+    first = builder.inttoptr(rows, I8.as_pointer())
+    return builder.gep(first, [builder.mul(row_bytes, builder.load(there))])
 
 
-def _q4_1(block: int, out: int) -> None:
-    d, m = half_at(block), half_at(block + 2)
-    packed = bytes_at(block + 4)
-    put(out, scaled_plus(minus(bits(packed, 0, 15), 0), d, m))
-    put(out + 64, scaled_plus(minus(bits(packed, 4, 15), 0), d, m))
+_W = types.int64
 
 
-def _q5_0(block: int, out: int) -> None:
-    d = half_at(block)
-    packed = bytes_at(block + 6)
-    put(out, scaled(minus(joined(bits(packed, 0, 15), word_bits(block + 2, 0), 4), 16), d))
-    put(out + 64, scaled(minus(joined(bits(packed, 4, 15), word_bits(block + 2, 16), 4), 16), d))
+@operation(types.void, _W, _W, _W, _W, _W, ADDRESS, _W, _W, ADDRESS, _W, constants=2)
+def stored_dots(builder: Any, kind: str, n_right: int, *given: Any) -> Any:
+    """Stored rows `begin` to `stop` times up to `n_right` rows of x, each dot product with the bits of `sums.dot`.
 
-
-def _q5_1(block: int, out: int) -> None:
-    d, m = half_at(block), half_at(block + 2)
-    packed = bytes_at(block + 8)
-    put(out, scaled_plus(minus(joined(bits(packed, 0, 15), word_bits(block + 4, 0), 4), 0), d, m))
-    put(out + 64, scaled_plus(minus(joined(bits(packed, 4, 15), word_bits(block + 4, 16), 4), 0), d, m))
-
-
-def _q8_0(block: int, out: int) -> None:
-    d = half_at(block)
-    put(out, scaled(minus(signed_at(block + 2), 0), d))
-    put(out + 64, scaled(minus(signed_at(block + 18), 0), d))
-
-
-def _q2_k(block: int, out: int) -> None:
-    d, dmin = half_at(block + 80), half_at(block + 82)
-    for group in range(16):
-        low = bytes_at(block + 16 + group // 8 * 32 + group % 2 * 16)
-        s = byte_at(block + group)
-        scale, offset = d * np.float32(s & 15), dmin * np.float32(s >> 4)
-        put(out + group * 64, scaled_plus(minus(bits(low, group % 8 // 2 * 2, 3), 0), scale, -offset))
-
-
-def _q3_k(block: int, out: int) -> None:
-    d = half_at(block + 108)
-    for group in range(16):
-        low = bytes_at(block + 32 + group // 8 * 32 + group % 2 * 16)
-        third = bytes_at(block + group % 2 * 16)
-        s_low = (byte_at(block + 96 + group % 8) >> np.int32(group // 8 * 4)) & 15
-        s_high = (byte_at(block + 104 + group % 4) >> np.int32(group // 4 * 2)) & 3
-        scale = d * np.float32((s_low | (s_high << 4)) - 32)
-        q = joined(bits(low, group % 8 // 2 * 2, 3), bits(third, group // 2, 1), 2)
-        put(out + group * 64, scaled(minus(q, 4), scale))
-
-
-@register_jitable
-def _six_bits(scales: int, group: int) -> tuple[int, int]:
-    """Scale and offset of one of the eight groups of a Q4_K or Q5_K block."""
-    if group < 4:
-        return byte_at(scales + group) & 63, byte_at(scales + 4 + group) & 63
-    first, second, third = byte_at(scales + (group - 4)), byte_at(scales + group), byte_at(scales + 4 + group)
-    return (third & 15) | ((first >> 6) << 4), (third >> 4) | ((second >> 6) << 4)
-
-
-def _q4_k(block: int, out: int) -> None:
-    d, dmin = half_at(block), half_at(block + 2)
-    for group in range(8):
-        s, o = _six_bits(block + 4, group)
-        scale, offset = d * np.float32(s), dmin * np.float32(o)
-        for part in range(2):
-            low = bytes_at(block + 16 + group // 2 * 32 + part * 16)
-            q = minus(bits(low, group % 2 * 4, 15), 0)
-            put(out + group * 128 + part * 64, scaled_plus(q, scale, -offset))
-
-
-def _q5_k(block: int, out: int) -> None:
-    d, dmin = half_at(block), half_at(block + 2)
-    for group in range(8):
-        s, o = _six_bits(block + 4, group)
-        scale, offset = d * np.float32(s), dmin * np.float32(o)
-        for part in range(2):
-            low = bytes_at(block + 48 + group // 2 * 32 + part * 16)
-            fifth = bytes_at(block + 16 + part * 16)
-            q = minus(joined(bits(low, group % 2 * 4, 15), bits(fifth, group, 1), 4), 0)
-            put(out + group * 128 + part * 64, scaled_plus(q, scale, -offset))
-
-
-def _q6_k(block: int, out: int) -> None:
-    d = half_at(block + 208)
-    for group in range(16):
-        low = bytes_at(block + group // 8 * 64 + group % 4 * 16)
-        high = bytes_at(block + 128 + group // 8 * 32 + group % 2 * 16)
-        s = byte_at(block + 192 + group)
-        scale = d * np.float32(s - 256 if s > 127 else s)
-        q = joined(bits(low, group % 8 // 4 * 4, 15), bits(high, group % 8 // 2 * 2, 3), 4)
-        put(out + group * 64, scaled(minus(q, 32), scale))
-
-
-def _f8_e4m3_128(block: int, out: int) -> None:
-    scale = float_at(block)
-    for step in range(8):
-        put(out + step * 64, scaled(eights_at(block + 4 + step * 16), scale))
-
-
-_UNPACK: dict[str, Callable[[int, int], None]] = {
-    "F64": _f64,
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "F8_E4M3_128": _f8_e4m3_128,
-}
-_READ_ONE: dict[str, Any] = {"F64": double_at, "F32": float_at, "F16": half_at, "BF16": brain_at}
-
-
-def unpack_row(kind: str, row: int, out: int, width: int) -> None:
-    """Inside a kernel: the `width` weights stored at `row` as float32 at `out`. `kind` is a constant.
-
-    Numba compiles the version of the kind that a kernel names, and no other.
+    Constants: the kind, and `n_right`. Arguments: the weight's rows, its bytes from row to row, its order or 0,
+    `begin`, `stop`; the first row of x, how many rows there are (of fewer than `n_right` the last is taken again, and
+    again gives the same), their width; where the results of row 0 of the weight go, and the bytes from one row of
+    results to the next.
     """
-    raise NotImplementedError("unpack_row exists inside compiled kernels only")
+    *weight, begin, stop, x, n_x, width, out, out_step = given
+    most = _left_at_once(n_right)
+    groups = builder.sdiv(builder.sub(stop, begin), I64(most))
+    with cgutils.for_range(builder, groups) as loop:
+        first = builder.add(begin, builder.mul(loop.index, I64(most)))
+        _few_dots(builder, kind, most, n_right, weight, first, x, n_x, width, out, out_step)
+    if most > 1:
+        rest = builder.add(begin, builder.mul(groups, I64(most)))
+        with cgutils.for_range(builder, builder.sub(stop, rest)) as loop:
+            first = builder.add(rest, loop.index)
+            _few_dots(builder, kind, 1, n_right, weight, first, x, n_x, width, out, out_step)
+    return ir.Constant(I8.as_pointer(), None)
 
 
-@overload(unpack_row, prefer_literal=True)
-def _compile_unpack_row(kind: Any, row: Any, out: Any, width: Any) -> Any:
-    if not isinstance(kind, types.StringLiteral):
-        raise TypingError("the kind of a weight must be a constant of its kernel")
-    name = kind.literal_value
-    unpack = register_jitable(_UNPACK[name])
-    if name not in _READ_ONE:
-        weights, size = BLOCKS[name].weights, BLOCKS[name].bytes
+def _left_at_once(n_right: int) -> int:
+    """Stored rows read side by side: enough sums at once to keep the processor busy, no more than its registers."""
+    if has("avx512f"):
+        return 4 if n_right <= 3 else 2
+    return {1: 4, 3: 2}.get(n_right, 1)
 
-        def quantised(kind: Any, row: Any, out: Any, width: Any) -> None:
-            for block in range(width // weights):
-                unpack(row + block * size, out + block * (4 * weights))
 
-        return quantised
-    read, size = _READ_ONE[name], BLOCKS[name].bytes
+def _few_dots(
+    builder: Any,
+    kind: str,
+    n_left: int,
+    n_right: int,
+    weight: list[Any],
+    first: Any,
+    x: Any,
+    n_x: Any,
+    width: Any,
+    out: Any,
+    out_step: Any,
+) -> None:
+    """Emit the dot products of `n_left` stored rows with `n_right` rows of x."""
+    weights, size = block_of(kind)
+    stored, row_bytes, order = weight
+    rows = [_stored_row(builder, stored, row_bytes, order, builder.add(first, I64(i))) for i in range(n_left)]
+    step = builder.mul(width, I64(4))
+    chosen = [I64(0)] + [_least(builder, I64(j), builder.sub(n_x, I64(1))) for j in range(1, n_right)]
+    xs = [builder.gep(x, [builder.mul(j, step)]) for j in chosen]
+    zeros = ir.Constant(FLOAT_LANES, [0.0] * LANES)
+    sums = [[cgutils.alloca_once_value(builder, zeros) for _ in xs] for _ in rows]
+    for place in (place for row in sums for place in row):  # an alloca is set once, this is emitted in a loop
+        builder.store(zeros, place)
 
-    def plain(kind: Any, row: Any, out: Any, width: Any) -> None:
-        whole = width - width % LANES
-        for at in range(0, whole, LANES):
-            unpack(row + at * size, out + at * 4)
-        for at in range(whole, width):
-            put_one(out + at * 4, read(row + at * size))
+    def add(vectors: Any, factors: list[Any]) -> None:
+        for vector, row in zip(vectors, sums, strict=True):
+            for factor, total in zip(factors, row, strict=True):
+                builder.store(fma(builder, vector, factor, builder.load(total)), total)
 
-    return plain
+    with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
+        places = [builder.gep(row, [builder.mul(loop.index, I64(size))]) for row in rows]
+        for ahead in range(_AHEAD, _AHEAD + size, _LINE):
+            for place in places:
+                _fetch(builder, builder.gep(place, [I64(ahead)]))
+        begin = builder.mul(loop.index, I64(4 * weights))
+        blocks = (VECTORS[kind](Stored(builder, place)) for place in places)
+        for i, vectors in enumerate(zip(*blocks, strict=True)):
+            offset = builder.add(begin, I64(4 * LANES * i))
+            add(vectors, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
+    if BLOCKS[kind].weights == 1:
+        rest = builder.and_(width, I64(LANES - 1))
+        offset = builder.mul(builder.sub(width, rest), I64(4))
+        with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
+            ends = [_end_of_row(builder, kind, row, width) for row in rows]
+            add(ends, [load_some(builder, builder.gep(one, [offset]), rest, FLOAT_LANES) for one in xs])
+    for j, place in enumerate(chosen):
+        totals = lane_sums(builder, [builder.load(row[j]) for row in sums])
+        target = builder.gep(out, [builder.add(builder.mul(place, out_step), builder.mul(first, I64(4)))])
+        for i, value in enumerate(totals):
+            pointer = builder.bitcast(builder.gep(target, [I64(4 * i)]), ir.FloatType().as_pointer())
+            builder.store(value, pointer, align=4)
+
+
+def _left_over(builder: Any, kind: str, row: Any, width: Any) -> Iterator[tuple[Any, Any]]:
+    """Inside a loop that it emits: index and value of each weight after the last sixteen of a row of a plain format."""
+    if BLOCKS[kind].weights > 1:
+        return  # rows of blocks are whole
+    first = builder.sub(width, builder.and_(width, I64(LANES - 1)))
+    with cgutils.for_range(builder, builder.sub(width, first)) as loop:
+        index = builder.add(first, loop.index)
+        place = builder.gep(row, [builder.mul(index, I64(BLOCKS[kind].bytes))])
+        yield index, ONE[kind](Stored(builder, place))
+
+
+def _end_of_row(builder: Any, kind: str, row: Any, width: Any) -> Any:
+    """The weights after the last sixteen of a row, and zeros."""
+    place = cgutils.alloca_once_value(builder, ir.Constant(FLOAT_LANES, [0.0] * LANES))
+    builder.store(ir.Constant(FLOAT_LANES, [0.0] * LANES), place)
+    for index, value in _left_over(builder, kind, row, width):
+        lane = builder.and_(index, I64(LANES - 1))
+        single = builder.bitcast(place, ir.FloatType().as_pointer())
+        builder.store(value, builder.gep(single, [lane]))
+    return builder.load(place)
+
+
+def _least(builder: Any, one: Any, other: Any) -> Any:
+    return builder.select(builder.icmp_signed("<", one, other), one, other)
+
+
+def _fetch(builder: Any, address: Any) -> None:
+    """Ask for the cache line at an address, which need not exist."""
+    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [address, I32(0), I32(3), I32(1)])  # to be read, into every level, data

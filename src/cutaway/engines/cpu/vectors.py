@@ -21,12 +21,12 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.datamodel import models
+from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, register_model
 
 LANES = 16
 
-I8, I32, I64 = (ir.IntType(bits) for bits in (8, 32, 64))
-_I16 = ir.IntType(16)
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _HALF_TO_SINGLE = 2.0**112  # from a half's exponent, biased by 15, to a single's, biased by 127
 
 
@@ -125,7 +125,7 @@ def has(feature: str) -> bool:
 _CONVERTS_HALVES = has("f16c")
 
 
-def _half_to_single(builder: Any, bits: Any) -> Any:
+def half_to_single(builder: Any, bits: Any) -> Any:
     """IEEE halves, given as 32-bit integers (one, or a vector), as singles, exactly.
 
     Shifted into a single's places the number is right but for its exponent's bias, which one product
@@ -152,23 +152,30 @@ def _half_to_single(builder: Any, bits: Any) -> Any:
     return builder.bitcast(builder.or_(chosen, sign), single)
 
 
-def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Make a function for kernels, of these types, from one that emits its instructions."""
+def operation(result: Any, *arguments: Any, constants: int = 0) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function for kernels, of these types, from one that emits its instructions.
+
+    Before these it takes so many `constants`, which `emit` gets as the Python values that the kernel names.
+    """
 
     def wrap(emit: Callable[..., Any]) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            return emit(builder, *values)
-
         def typed(typing_context: Any, *given: Any) -> Any:
-            return result(*arguments), generate
+            fixed = given[:constants]
+            if not all(isinstance(kind, types.Literal) for kind in fixed):
+                raise TypingError(f"{emit.__name__} takes constants of its kernel")
+
+            def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                return emit(builder, *(kind.literal_value for kind in fixed), *values[constants:])
+
+            return result(*fixed, *arguments), generate
 
         # Numba takes the number of arguments from the signature.
-        names = ["typing_context", *(f"a{i}" for i in range(len(arguments)))]
+        names = ["typing_context", *(f"a{i}" for i in range(constants + len(arguments)))]
         parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         typed.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         typed.__name__ = typed.__qualname__ = emit.__name__
         typed.__doc__ = emit.__doc__
-        return intrinsic(typed)
+        return intrinsic(prefer_literal=constants > 0)(typed)
 
     return wrap
 
@@ -223,123 +230,10 @@ def floats_at(builder: Any, address: Any) -> Any:
     return load(builder, address, FLOAT_LANES)
 
 
-@operation(FLOATS, ADDRESS)
-def doubles_at(builder: Any, address: Any) -> Any:
-    """Sixteen float64, rounded to float32."""
-    return builder.fptrunc(load(builder, address, ir.VectorType(ir.DoubleType(), LANES)), FLOAT_LANES)
-
-
-@operation(FLOATS, ADDRESS)
-def halves_at(builder: Any, address: Any) -> Any:
-    """Sixteen float16."""
-    return _half_to_single(builder, builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), INT_LANES))
-
-
-@operation(FLOATS, ADDRESS)
-def brains_at(builder: Any, address: Any) -> Any:
-    """Sixteen bfloat16: the upper halves of singles."""
-    upper = builder.zext(load(builder, address, ir.VectorType(_I16, LANES)), INT_LANES)
-    return builder.bitcast(builder.shl(upper, lanes([16] * LANES)), FLOAT_LANES)
-
-
-@operation(FLOATS, ADDRESS)
-def eights_at(builder: Any, address: Any) -> Any:
-    """Sixteen 8-bit floats E4M3: a half whose exponent is 8 smaller, but that all ones are NaN."""
-    codes = builder.zext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
-    size = builder.and_(codes, lanes([0x7F] * LANES))
-    sign = builder.and_(codes, lanes([0x80] * LANES))
-    half = builder.or_(builder.shl(size, lanes([7] * LANES)), builder.shl(sign, lanes([8] * LANES)))
-    number = builder.fmul(_half_to_single(builder, half), lanes([256.0] * LANES, ir.FloatType()))
-    nan = builder.bitcast(lanes([0x7FC00000] * LANES), FLOAT_LANES)
-    return builder.select(builder.icmp_unsigned("==", size, lanes([0x7F] * LANES)), nan, number)
-
-
-@operation(INTS, ADDRESS)
-def bytes_at(builder: Any, address: Any) -> Any:
-    """Sixteen unsigned bytes."""
-    return builder.zext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
-
-
-@operation(INTS, ADDRESS)
-def signed_at(builder: Any, address: Any) -> Any:
-    """Sixteen signed bytes."""
-    return builder.sext(load(builder, address, ir.VectorType(I8, LANES)), INT_LANES)
-
-
-@operation(INTS, ADDRESS, types.int32)
-def word_bits(builder: Any, address: Any, first: Any) -> Any:
-    """Bit `first + l` of a 32-bit word, in lane l."""
-    word = splat(builder, load(builder, address, I32))
-    shifts = builder.add(splat(builder, first), lanes(list(range(LANES))))
-    return builder.and_(builder.lshr(word, shifts), lanes([1] * LANES))
-
-
-@operation(INTS, INTS, types.int32, types.int32)
-def bits(builder: Any, numbers: Any, shift: Any, mask: Any) -> Any:
-    """(numbers >> shift) & mask"""
-    return builder.and_(builder.lshr(numbers, splat(builder, shift)), splat(builder, mask))
-
-
-@operation(INTS, INTS, INTS, types.int32)
-def joined(builder: Any, low: Any, high: Any, shift: Any) -> Any:
-    """low | (high << shift)"""
-    return builder.or_(low, builder.shl(high, splat(builder, shift)))
-
-
-@operation(FLOATS, INTS, types.int32)
-def minus(builder: Any, numbers: Any, taken: Any) -> Any:
-    """numbers − taken, as floats."""
-    return builder.sitofp(builder.sub(numbers, splat(builder, taken)), FLOAT_LANES)
-
-
-@operation(FLOATS, FLOATS, types.float32)
-def scaled(builder: Any, vector: Any, factor: Any) -> Any:
-    """vector · factor"""
-    return builder.fmul(vector, splat(builder, factor))
-
-
-@operation(FLOATS, FLOATS, types.float32, types.float32)
-def scaled_plus(builder: Any, vector: Any, factor: Any, offset: Any) -> Any:
-    """vector · factor + offset, with one rounding."""
-    return fma(builder, vector, splat(builder, factor), splat(builder, offset))
-
-
-@operation(types.void, ADDRESS, FLOATS)
-def put(builder: Any, address: Any, vector: Any) -> Any:
-    """Store sixteen floats."""
-    builder.store(vector, builder.bitcast(address, FLOAT_LANES.as_pointer()), align=4)
-    return ir.Constant(I8.as_pointer(), None)
-
-
 @operation(types.float32, ADDRESS)
 def float_at(builder: Any, address: Any) -> Any:
     """One float32."""
     return load(builder, address, ir.FloatType())
-
-
-@operation(types.float32, ADDRESS)
-def double_at(builder: Any, address: Any) -> Any:
-    """One float64, rounded to float32."""
-    return builder.fptrunc(load(builder, address, ir.DoubleType()), ir.FloatType())
-
-
-@operation(types.float32, ADDRESS)
-def half_at(builder: Any, address: Any) -> Any:
-    """One float16."""
-    return _half_to_single(builder, builder.zext(load(builder, address, _I16), I32))
-
-
-@operation(types.float32, ADDRESS)
-def brain_at(builder: Any, address: Any) -> Any:
-    """One bfloat16."""
-    upper = builder.zext(load(builder, address, _I16), I32)
-    return builder.bitcast(builder.shl(upper, I32(16)), ir.FloatType())
-
-
-@operation(types.int32, ADDRESS)
-def byte_at(builder: Any, address: Any) -> Any:
-    """One unsigned byte."""
-    return builder.zext(load(builder, address, I8), I32)
 
 
 @operation(types.int64, ADDRESS)
