@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
-from cutaway.generate import Generation, Limits, Sampling, Step, finished, loop
+from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
+from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
 from cutaway.points import Point, find_points, points_of
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
@@ -27,7 +29,6 @@ from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Recorder
-from cutaway.trace.trace import is_whole
 from cutaway.trace.verify import Check, verify
 
 EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
@@ -173,10 +174,38 @@ class Model:
         points: Iterable[str | Point] = (),
     ) -> Generation:
         """Continue `prompt` and return the whole response; the settings are those of `stream`."""
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        ids, steps = self._continue(prompt, max_tokens, sampling, seed, stop, points)
-        return finished(ids, steps, keep_steps=bool(points))
+        basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        request, steps = self._continue(prompt, basic, settings, points)
+        return finished(request.ids, steps, keep_steps=bool(points) or request.keeps_steps)
 
+    def generate_many(
+        self,
+        prompts: Sequence[PromptLike],
+        max_tokens: int = 128,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int | Sequence[int] | None = None,
+        stop: Sequence[str] = (),
+        at_once: int = 8,
+        **settings: Unpack[Settings],
+    ) -> list[Generation]:
+        """Continue several prompts in shared passes, `at_once` at a time; each gets what it would get alone.
+
+        `seed` is one for each prompt, or a number, and then prompt i has seed + i. The other settings are those of
+        `stream` and hold for all. Raises CutawayError as `stream` does, naming the prompt.
+        """
+        requests = []
+        for index, own in enumerate(seeds_of(seed, len(prompts))):
+            try:
+                basic = Basic(max_tokens, temperature, top_k, top_p, min_p, own, stop)
+                requests.append(self.request(prompts[index], basic, settings))
+            except CutawayError as error:
+                raise CutawayError(f"Prompt {index}: {error}") from None
+        return all_finished(self.batch(at_once), requests)
+
+        **settings: Unpack[Settings],
     def stream(
         self,
         prompt: PromptLike,
@@ -194,11 +223,23 @@ class Model:
         By default tokens are drawn from the model's own distribution; `temperature` 0 always takes the
         likeliest. `seed` makes the draws repeatable. It ends after `max_tokens`, at the model's own end token, at
         any of the `stop` strings (left out of the text), or where learned positions end; past `spec.context_length`
-        it goes on with a UserWarning. With `points`, each
-        `step.trace` holds the rows that the step's pass computed. Wrong settings raise CutawayError at the call.
+        **settings: Unpack[Settings],
+        it goes on with a UserWarning. With `points`, each `step.trace` holds the rows that the step's pass computed.
+        `generate.Settings` lists what else can be said. Wrong settings raise CutawayError at the call.
         """
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        return self._continue(prompt, max_tokens, sampling, seed, stop, points)[1]
+        basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+        return self._continue(prompt, basic, settings, points)[1]
+
+    def request(self, prompt: PromptLike, basic: Basic, settings: Settings | None = None) -> Request:
+        """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
+        ids = self.prompt(prompt).ids
+        refuse_encoder(self.spec)
+        return make_request(self.spec, self._tokenizer, ids, settings or {}, basic)
+
+    def batch(self, at_once: int = 8, waiting: int | None = None, retained: int = 0, *, shown: bool = False) -> Batch:
+        """An empty running batch of this model, for requests that come and go (`generate.batch.Batch`)."""
+        passes = Passes(self.engine, self.spec, self.parameters)
+        return Batch(passes, self._tokenizer, at_once=at_once, waiting=waiting, retained=retained, shown=shown)
 
     def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
         """Check the identities that hold of every pass, on this model; one result after another."""
@@ -215,30 +256,10 @@ class Model:
         return against_transformers(self._traced(told, plan, None, None), self.path)
 
     def _continue(
-        self,
-        prompt: PromptLike,
-        max_tokens: int,
-        sampling: Sampling,
-        seed: int | None,
-        stop: Sequence[str],
-        points: Iterable[str | Point],
-    ) -> tuple[tuple[int, ...], Iterator[Step]]:
-        """The ids of the prompt, and the steps that continue it, none of which has run."""
-        ids = self.prompt(prompt).ids
-        if self.spec.headless or not self.spec.causal:
-            raise CutawayError(
-                f"{self.spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
-                "Trace it, or take a vector for each text with `embed`."
-            )
-        if not is_whole(max_tokens) or max_tokens < 1:
-            raise CutawayError(f"max_tokens is {max_tokens!r}; it must be a whole number, at least 1.")
-        if seed is not None and (not is_whole(seed) or seed < 0):
-            raise CutawayError(f"The seed is {seed!r}; it must be 0 or a positive whole number.")
-        if not isinstance(stop, Iterable):
-            raise CutawayError(f"stop is {stop!r}; it must be a text or several.")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if stops and self._tokenizer is None:
-            raise CutawayError("Stop strings need a tokenizer, and this checkpoint came without one.")
+        self, prompt: PromptLike, basic: Basic, settings: Settings, points: Iterable[str | Point]
+    ) -> tuple[Request, Iterator[Step]]:
+        """What is asked for, and the steps that continue the prompt, none of which has run."""
+        request = self.request(prompt, basic, settings)
         asked = find_points(points, self.spec)
         # A pass from position 0 holds all keys, so that T × T points follow from it; later ones store what they make.
         whole, later = make_plan(self.spec, asked), make_plan(self.spec, asked, stored=True)
@@ -246,22 +267,17 @@ class Model:
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
             warn_beyond_context(self.spec, cache.length, cache.length + len(pending), stacklevel=2)
+        if not asked:
+            batch = self.batch(1, shown=True)
+            return request, batch.steps(batch.submit(request, cache=settings.get("cache")))
+        refuse_shortcuts(request, settings)
             first = cache.length == 0  # the pass over the prompt; later there is text on the terminal, and no bar
             due = cache.due(pending).tolist()
-            if not asked:
-                return self._last_logits(due, cache, shown=first), None
             plan = whole if cache.length == 0 else later
             trace = self._traced(Prompt(tuple(due), self._pieces(due), ""), plan, cache, None, shown=first)
             return trace.last_logits, trace
 
-        stop_ids = self._tokenizer.stop_ids if self._tokenizer is not None else frozenset[int]()
-        limits = Limits(max_tokens, self.spec.n_max, stop_ids, stops)
-        return ids, loop(advance, ids, sampling, np.random.default_rng(seed), limits, self._tokenizer)
-
-    def _last_logits(self, ids: Sequence[int], cache: KVCache, *, shown: bool) -> np.ndarray:
-        with layers_shown(self.spec) if shown else nullcontext() as tap:
-            ran = transformer(self.engine, self.spec, self.parameters, [np.asarray(ids)], caches=[cache], tap=tap)
-        return self._checked(self.engine.numpy(ran.logits)[-1], cache.ids)
+        return request, loop(advance, request, self._tokenizer)
 
     def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
         ran = transformer(self.engine, self.spec, self.parameters, sequences, rows=())

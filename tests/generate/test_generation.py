@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import cutaway
 from cutaway import CutawayError
-from cutaway.generate import Limits, Sampling, Step, finished, loop
+from cutaway.generate import Limits, Request, Sampling, Step, finished, loop, sample
 from cutaway.model import Model
 from cutaway.spec.catalog import llama_like
 from cutaway.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ def scripted(tokens: list[int], *, stops=(), max_tokens=None, vocab_size=257) ->
         return logits, None
 
     limits = Limits(max_tokens or len(tokens), None, BYTES.stop_ids, tuple(stops))
-    return list(loop(advance, [65], Sampling(temperature=0), np.random.default_rng(0), limits, BYTES))
+    return list(loop(advance, Request((65,), limits, Sampling(temperature=0), 0), BYTES))
 
 
 # Text
@@ -218,8 +218,6 @@ def test_decoding_with_the_cache_says_what_decoding_without_it_says(spec):
     out = model.generate(ids, max_tokens=12, temperature=0.7, top_k=5, seed=8)
     random = np.random.default_rng(8)
     for token in out.tokens:
-        from cutaway.generate import sample
-
         assert sample(model.trace(ids, points=[]).last_logits, Sampling(0.7, 5), random) == token
         ids.append(token)
 
@@ -334,7 +332,7 @@ def test_steps_are_made_one_at_a_time_as_they_are_asked_for():
         return np.eye(257)[65 + len(passes)] * 100, None
 
     limits = Limits(3, None, frozenset(), ())
-    steps = loop(advance, [1, 2], Sampling(temperature=0), np.random.default_rng(0), limits, BYTES)
+    steps = loop(advance, Request((1, 2), limits, Sampling(temperature=0), 0), BYTES)
     seen = [(step.token, len(passes)) for step in steps]
     assert seen == [(66, 1), (67, 2), (68, 3)]
     assert passes == [[1, 2], [66], [67]]

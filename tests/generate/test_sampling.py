@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway import CutawayError
-from cutaway.generate.loop import log_probability
-from cutaway.generate.sampling import Sampling, distribution, draw, sample
+from cutaway.generate import Sampling, distribution, sample
+from cutaway.generate.candidates import Candidates
 
 LOGITS = st.lists(st.integers(-40, 40).map(lambda n: n / 4), min_size=1, max_size=15).map(np.array)  # many ties
 MASS = st.floats(0.01, 1.0)
@@ -36,7 +36,7 @@ def test_temperature_0_takes_the_likeliest_and_the_lowest_id_among_equals(logits
     expected = logits.tolist().index(logits.max())
     assert sample(logits, Sampling(temperature=0, top_k=3, top_p=0.5), np.random.default_rng(seed)) == expected
     stages = distribution(logits, Sampling(temperature=0))
-    assert [(stage.name, stage.kept) for stage in stages] == [("greedy", 1)]
+    assert [(stage.name, stage.kept) for stage in stages] == [("temperature", 1)]
 
 
 @given(LOGITS, st.floats(0.05, 20))
@@ -176,21 +176,18 @@ def test_every_stage_leaves_a_distribution_and_the_token_comes_from_the_last(log
 # Drawing
 
 
-class Always:
-    """A generator whose every number is the same."""
-
-    def __init__(self, number: float) -> None:
-        self.number = number
-
-    def random(self) -> float:
-        return self.number
-
-
-@given(st.lists(st.sampled_from([0.0, 0.1, 0.3, 1e-17, 1.0]), min_size=1, max_size=9).filter(any))
-def test_whatever_the_number_a_token_without_probability_is_never_drawn(weights):
-    p = np.array(weights) / sum(weights)
-    for number in (0.0, 5e-324, 0.5, 1 - 2**-53):
-        assert p[draw(p, Always(number))] > 0
+@given(
+    st.lists(st.sampled_from([0.0, 0.1, 0.3, 1e-17, 1.0]), min_size=1, max_size=900).filter(any),
+    st.floats(0, 1 - 2**-53),
+)
+def test_whatever_the_number_it_falls_into_the_interval_of_a_token_that_has_a_share(weights, number):
+    with np.errstate(divide="ignore"):
+        candidates = Candidates.of(np.log(np.array(weights)))
+    for at in (0.0, 5e-324, number, 1 - 2**-53):
+        token, low, high = candidates.draw(at)
+        assert weights[token] > 0
+        assert low - 1e-12 <= at <= high + 1e-12
+        assert high - low == pytest.approx(weights[token] / sum(weights), abs=1e-12)
 
 
 def test_frequencies_of_20000_draws_are_the_probabilities():
@@ -263,4 +260,4 @@ def test_settings_that_make_no_sense_are_refused(settings, said):
 def test_a_log_probability_is_the_logarithm_of_the_models_own_probability(logits):
     p = last(logits)
     for token in range(len(logits)):
-        assert math.exp(log_probability(logits, token)) == pytest.approx(p[token], rel=1e-9)
+        assert math.exp(Candidates.of(logits).log_probability(token)) == pytest.approx(p[token], rel=1e-9)

@@ -74,6 +74,18 @@ class KVCache:
         """Count these tokens as valid: all layers have stored them."""
         self.ids.extend(map(int, ids))
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens; all of them where the angles of a shorter sequence are others.
+
+        Raises CutawayError for a length that the cache does not have.
+        """
+        if not 0 <= length <= self.length:
+            raise CutawayError(f"The cache holds {self.length} tokens; it cannot be cut to {length}.")
+        if all(settled(rotary, self.length, length) for rotary in self._rotaries):
+            del self.ids[length:]
+        else:
+            self.ids = []
+
     @property
     def nbytes(self) -> int:
         """Bytes that the valid tokens take."""

@@ -1,6 +1,38 @@
 """Picking tokens from logits, and the loop that makes a response of them."""
 
-from cutaway.generate.loop import Generation, Limits, Step, finished, loop
-from cutaway.generate.sampling import Sampling, Stage, distribution, sample
+from cutaway.generate.batch import Batch, QueueFull, Ticket
+from cutaway.generate.loop import Generation, all_finished, finished, loop
+from cutaway.generate.passes import Passes
+from cutaway.generate.record import Recording, StageRecord, StepRecord
+from cutaway.generate.response import Finish, Limits, Request, Response, Step
+from cutaway.generate.sampling import ORDERS, Sampling, distribution, sample
+from cutaway.generate.settings import Basic, Settings, make_request, seeds_of
+from cutaway.generate.stages import History
 
-__all__ = ["Generation", "Limits", "Sampling", "Stage", "Step", "distribution", "finished", "loop", "sample"]
+__all__ = [
+    "ORDERS",
+    "Basic",
+    "Batch",
+    "Finish",
+    "Generation",
+    "History",
+    "Limits",
+    "Passes",
+    "QueueFull",
+    "Recording",
+    "Request",
+    "Response",
+    "Sampling",
+    "Settings",
+    "StageRecord",
+    "Step",
+    "StepRecord",
+    "Ticket",
+    "all_finished",
+    "distribution",
+    "finished",
+    "loop",
+    "make_request",
+    "sample",
+    "seeds_of",
+]

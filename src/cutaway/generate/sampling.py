@@ -1,141 +1,158 @@
-"""From logits to one token, in named stages (chapter 14).
+"""How to pick a token: the settings, the order of the stages that follow from them, and the draw (chapter 14).
 
-The order is fixed and told: temperature → top-k → top-p → min-p → renormalise → draw. Nothing is filtered
-unless asked: the defaults draw from the model's own distribution.
+Our order is penalties → logit bias → temperature → top-k → top-p → min-p → typical → draw. Nothing is
+filtered unless asked: the defaults draw from the model's own distribution.
 """
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from numbers import Real
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.trace import softmax
+from cutaway.generate.candidates import Candidates
+from cutaway.generate.record import Recording, StageRecord, stage_record
+from cutaway.generate.stages import (
+    FrequencyPenalty,
+    History,
+    LogitBias,
+    MinP,
+    PresencePenalty,
+    RepetitionPenalty,
+    Stage,
+    Temperature,
+    TopK,
+    TopP,
+    Typical,
+)
+
+_PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+
+# Which stage follows which, here and in other engines. Only the order is theirs; at its edges (ties, the token
+# that crosses, how far back a penalty looks) a stage does what it does here.
+ORDERS: dict[str, tuple[str, ...]] = {
+    "cutaway": (*_PENALTIES, "logit_bias", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    "hf": ("logit_bias", *_PENALTIES, "temperature", "top_k", "top_p", "min_p", "typical_p"),
+    "vllm": ("logit_bias", *_PENALTIES, "temperature", "min_p", "top_k", "top_p", "typical_p"),
+    "llama.cpp": ("logit_bias", *_PENALTIES, "top_k", "typical_p", "top_p", "min_p", "temperature"),
+}
 
 
 @dataclass(frozen=True)
 class Sampling:
     """How to pick. `temperature` 0 is greedy: the likeliest token, the lowest id among equals.
 
-    `top_k` keeps exactly k tokens. `top_p` keeps the smallest set whose probabilities sum to p or more, the
-    token that crosses included. `min_p` keeps what has at least min_p times the likeliest's probability.
+    Each of the others is a stage (`generate.stages` says what each does) that is there only if it is set, and
+    only if it does anything: a penalty of 0, a repetition penalty of 1 and an empty bias are left out.
+    `order` is "cutaway", the name of another engine's order, or the names of the stages one after another.
+    Raises CutawayError for a setting that cannot be, and for one whose stage is not in the order.
     """
 
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    order: str | Sequence[str] = "cutaway"
 
     def __post_init__(self) -> None:
-        for name, value in (("temperature", self.temperature), ("top_p", self.top_p), ("min_p", self.min_p)):
-            left_out = value is None and name != "temperature"
-            if not left_out and (not isinstance(value, Real) or isinstance(value, bool)):
-                raise CutawayError(f"{name} is {value!r}; it must be a number.")
-        if not isfinite(self.temperature) or self.temperature < 0:
-            raise CutawayError(f"The temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
-        if self.top_k is not None and (not isinstance(self.top_k, int | np.integer) or isinstance(self.top_k, bool)):
-            raise CutawayError(f"top_k is {self.top_k!r}; it must be a whole number, or left out to keep every token.")
-        if self.top_k is not None and self.top_k < 1:
-            raise CutawayError(f"top_k is {self.top_k}; it must be at least 1, or left out to keep every token.")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise CutawayError(f"top_p is {self.top_p}; it must be above 0 and at most 1, or left out.")
-        if self.min_p is not None and not 0 <= self.min_p <= 1:
-            raise CutawayError(f"min_p is {self.min_p}; it must lie between 0 and 1, or be left out.")
+        assert self.stages  # made now, so that what is wrong is said now
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages in their order."""
+        made = {stage.name: stage for stage in self._wanted()}
+        order = _order(self.order)
+        if left_out := [name for name in made if name not in order]:
+            raise CutawayError(
+                f"The order of the stages leaves out {left_out[0]}, which is set; name it, or do not set it."
+            )
+        return tuple(made[name] for name in order if name in made)
+
+    @property
+    def ordered_as(self) -> tuple[str, ...]:
+        """The names of all stages that `order` has, in use or not."""
+        return _order(self.order)
+
+    def _wanted(self) -> list[Stage]:
+        wanted: list[Stage] = []
+        if self.repetition_penalty is not None:
+            wanted += [RepetitionPenalty(self.repetition_penalty)] if self.repetition_penalty != 1 else []
+        if self.presence_penalty is not None:
+            wanted += [PresencePenalty(self.presence_penalty)] if self.presence_penalty != 0 else []
+        if self.frequency_penalty is not None:
+            wanted += [FrequencyPenalty(self.frequency_penalty)] if self.frequency_penalty != 0 else []
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise CutawayError(
+                    f"logit_bias is {self.logit_bias!r}; it must map token ids to numbers, as in {{5: -1.5}}."
+                )
+            wanted += [LogitBias(tuple(self.logit_bias.items()))] if self.logit_bias else []
+        wanted.append(Temperature(self.temperature))
+        if self.top_k is not None:
+            wanted.append(TopK(self.top_k))
+        if self.top_p is not None:
+            wanted.append(TopP(self.top_p))
+        if self.min_p is not None:
+            wanted.append(MinP(self.min_p))
+        if self.typical_p is not None:
+            wanted.append(Typical(self.typical_p))
+        return wanted
 
 
-@dataclass(frozen=True, eq=False)
-class Stage:
-    """What one stage left: probabilities `[V]` float64 that sum to 1, 0 for what is removed, and how many are kept."""
+class Numbers(Protocol):
+    """Where random numbers come from; NumPy's Generator is one."""
 
-    name: str
-    probabilities: np.ndarray
-    kept: int
+    def random(self) -> float:
+        """A number from [0, 1)."""
 
 
-def distribution(logits: np.ndarray, sampling: Sampling) -> list[Stage]:
-    """The distribution `[V]` after every stage, from the logits `[V]`; the last is the one drawn from.
+def run_stages(candidates: Candidates, stages: Sequence[Stage], history: History) -> Candidates:
+    """What the last stage leaves."""
+    for stage in stages:
+        candidates = stage(candidates, history)
+    return candidates
+
+
+def distribution(logits: np.ndarray, sampling: Sampling, history: History | None = None) -> list[StageRecord]:
+    """What every stage makes of the logits `[V]`, with whole distributions; the last is the one drawn from.
 
     Raises CutawayError for logits that hold NaN or +∞, or nothing but −∞.
     """
-    logits = _checked(logits)
-    if sampling.temperature == 0:
-        greedy = np.zeros(len(logits))
-        greedy[int(np.argmax(logits))] = 1.0
-        return [Stage("greedy", greedy, 1)]
-    with np.errstate(over="ignore"):
-        p = softmax((logits - logits.max()) / sampling.temperature)  # shifted first: ℓ / T alone may overflow
-    stages = [Stage("temperature", p, len(p))]
-    filters: tuple[tuple[str, float | None, Callable[[np.ndarray, float], np.ndarray]], ...] = (
-        ("top_k", sampling.top_k, _top_k),
-        ("top_p", sampling.top_p, _top_p),
-        ("min_p", sampling.min_p, _min_p),
-    )
-    for name, setting, keep in filters:
-        if setting is not None:
-            kept = keep(p, setting)
-            p = np.where(kept, p, 0.0)
-            p /= p.sum()
-            stages.append(Stage(name, p, int(kept.sum())))
-    return stages
+    history = history or History()
+    before, told = Candidates.of(logits), []
+    for stage in sampling.stages:
+        after = stage(before, history)
+        told.append(stage_record(stage, before, after, len(logits), Recording(whole=True)))
+        before = after
+    return told
 
 
-def draw(probabilities: np.ndarray, random: np.random.Generator) -> int:
-    """One id, each with its probability: where a uniform number falls on the line of summed probabilities."""
-    line = np.cumsum(probabilities)
-    at = random.random() * line[-1]
-    return int(np.searchsorted(line, at, side="right"))
+def sample(logits: np.ndarray, sampling: Sampling, random: Numbers, history: History | None = None) -> int:
+    """Pick one token from the logits `[V]`. The same logits, settings, history and seed give the same token.
+
+    One random number is taken for each token, whatever the settings.
+    """
+    last = run_stages(Candidates.of(logits), sampling.stages, history or History())
+    return last.draw(random.random())[0]
 
 
-def sample(logits: np.ndarray, sampling: Sampling, random: np.random.Generator) -> int:
-    """Pick one token from the logits `[V]`. The same logits, settings and seed give the same token."""
-    last = distribution(logits, sampling)[-1]
-    if last.kept == 1:
-        return int(np.argmax(last.probabilities))
-    return draw(last.probabilities, random)
-
-
-def _checked(logits: np.ndarray) -> np.ndarray:
-    logits = np.asarray(logits, dtype=np.float64)
-    if logits.ndim != 1 or len(logits) == 0:
-        raise CutawayError(f"Sampling needs one row of logits [V], not an array of shape {list(logits.shape)}.")
-    if np.isnan(logits).any() or np.isposinf(logits).any():
-        bad = int(np.flatnonzero(np.isnan(logits) | np.isposinf(logits))[0])
-        raise CutawayError(f"The logit of token {bad} is {logits[bad]}; nothing can be drawn from that.")
-    if np.isneginf(logits).all():
-        raise CutawayError("Every logit is −∞: no token is left to draw.")
-    return logits
-
-
-def _likeliest(p: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the `count` largest, largest first, the lowest id first among equals."""
-    if count >= len(p):
-        return np.argsort(-p, kind="stable")
-    least = np.partition(p, len(p) - count)[len(p) - count]
-    candidates = np.flatnonzero(p >= least)  # ascending ids, so that the stable sort settles ties
-    return candidates[np.argsort(-p[candidates], kind="stable")][:count]
-
-
-def _top_k(p: np.ndarray, k: float) -> np.ndarray:
-    kept = np.zeros(len(p), dtype=bool)
-    kept[_likeliest(p, int(k))] = True
-    return kept & (p > 0)
-
-
-def _top_p(p: np.ndarray, mass: float) -> np.ndarray:
-    kept = np.zeros(len(p), dtype=bool)
-    if mass == 1:
-        return p > 0
-    count = 256  # nuclei are mostly small: sort the head of the distribution, more of it only where need be
-    while True:
-        best = _likeliest(p, count)
-        reached = np.cumsum(p[best])
-        if reached[-1] >= mass or len(best) == len(p):
-            kept[best[: int(np.searchsorted(reached, mass, side="left")) + 1]] = True
-            return kept & (p > 0)
-        count *= 8
-
-
-def _min_p(p: np.ndarray, share: float) -> np.ndarray:
-    return (p >= share * p.max()) & (p > 0)
+def _order(order: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(order, str):
+        if order not in ORDERS:
+            raise CutawayError(f"There is no order {order!r}; there are {', '.join(ORDERS)}, or name the stages.")
+        return ORDERS[order]
+    if not isinstance(order, Sequence):
+        raise CutawayError(f"order is {order!r}; it must be one of {', '.join(ORDERS)}, or a list of stages.")
+    for name in order:
+        if name not in ORDERS["cutaway"]:
+            raise CutawayError(f"There is no stage {name!r}; there are {', '.join(ORDERS['cutaway'])}.")
+    if len(set(order)) != len(order):
+        raise CutawayError(f"The order names a stage twice: {', '.join(order)}.")
+    return tuple(order)

@@ -1,0 +1,172 @@
+"""One response while it grows: from each pass's logits a token, its text, and whether that was the end."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from cutaway.errors import CutawayError
+from cutaway.generate.candidates import Candidates, Scratch
+from cutaway.generate.record import Recording, StepRecord, alternatives, taken
+from cutaway.generate.sampling import Sampling, run_stages
+from cutaway.generate.stages import History
+from cutaway.generate.stopping import StopStrings
+from cutaway.text.tokenizer import Tokenizer
+from cutaway.trace import Trace
+
+Finish = Literal["length", "stop token", "stop string", "context", "callback", "cancelled"]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One turn of the loop.
+
+    `text` is what may be shown now: whole characters only, and nothing that could belong to a stop string, so
+    it may be empty, and later hold more than one token's text. `logprob` is the token's natural-log probability
+    in the model's own distribution, `alternatives` the likeliest ids there with theirs, where some were asked
+    for. `finish` says why the loop ended, in its last step. A `forced` token was given, not drawn; a `guessed`
+    one cost no pass of its own: its logits came with an earlier pass that a guess was added to.
+    """
+
+    index: int
+    token: int
+    text: str
+    logprob: float
+    finish: Finish | None = None
+    trace: Trace | None = None
+    alternatives: tuple[tuple[int, float], ...] = ()
+    record: StepRecord | None = None
+    forced: bool = False
+    guessed: bool = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to end: after `max_tokens`, at `stop_ids` or `stops`, where a pass would need more than `context` positions.
+
+    Raises CutawayError for a stop string that is none.
+    """
+
+    max_tokens: int
+    context: int | None
+    stop_ids: frozenset[int]
+    stops: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        StopStrings(self.stops)
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What is asked for: `ids` to continue, when to end, how to pick.
+
+    `alternatives`: so many of the likeliest are told with each token. `recording`: what to keep of every
+    stage. `force` puts tokens at steps (counted from 0) in place of what is drawn there. `until` is called with
+    the text so far after every step, and ends the response when it returns something true. `guess`: so many
+    tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none.
+    """
+
+    ids: tuple[int, ...]
+    limits: Limits
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int | None = None
+    alternatives: int = 0
+    recording: Recording | None = None
+    force: Mapping[int, int] = field(default_factory=dict)
+    until: Callable[[str], object] | None = None
+    guess: int = 0
+
+    def __post_init__(self) -> None:
+        for name, value in (("alternatives", self.alternatives), ("guess", self.guess)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise CutawayError(f"{name} is {value!r}; it must be a whole number, 0 or more.")
+        if self.until is not None and not callable(self.until):
+            raise CutawayError(f"until is {self.until!r}; it must be a function that is given the text so far.")
+
+    @property
+    def keeps_steps(self) -> bool:
+        """Whether more was asked of each step than its token and text."""
+        return self.recording is not None or self.alternatives > 0
+
+
+class Response:
+    """The state of one response: what was said, the random numbers to come, the text held back."""
+
+    def __init__(self, request: Request, tokenizer: Tokenizer | None) -> None:
+        self.request = request
+        self.tokens: list[int] = []
+        self.finish: Finish | None = None
+        self._history = History(request.ids)
+        self._random = np.random.default_rng(request.seed)
+        self._scratch = Scratch()
+        self._spelled = tokenizer.vocab_size if tokenizer is not None else 0  # an embedding may have more rows
+        before = [token for token in request.ids if token < self._spelled]
+        self._text = tokenizer.stream(after=before, skip_special=True) if tokenizer is not None else None
+        self._stops = StopStrings(request.limits.stops)
+        self._said: list[str] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and response together."""
+        return len(self.request.ids) + len(self.tokens)
+
+    def take(self, logits: np.ndarray, trace: Trace | None = None, *, guessed: bool = False) -> Step:
+        """The next step, from the logits `[V]` of the row before it."""
+        step = self._pick(logits)
+        self.tokens.append(step.token)
+        self._history.append(step.token)
+        shown = self._shown(step.token)
+        self._said.append(shown)
+        if self.finish is None and self.request.until is not None and self.request.until("".join(self._said)):
+            self.finish = "callback"
+            shown += self._rest()
+        return replace(step, text=shown, finish=self.finish, trace=trace, guessed=guessed)
+
+    def _pick(self, logits: np.ndarray) -> Step:
+        """The token, without its text. One random number is taken for each, forced or not."""
+        request, index = self.request, len(self.tokens)
+        number = self._random.random()
+        self._scratch.begin()
+        record = None
+        if request.recording is not None:
+            record = taken(logits, request.sampling, number, self._history, index, request.recording, self._scratch)
+            self._scratch.begin()
+        own = Candidates.of(logits, self._scratch)
+        forced = request.force.get(index)
+        if forced is not None:
+            token = forced
+            record = None if record is None else replace(record, token=token, interval=None, forced=True)
+        elif record is not None:
+            token = record.token
+        else:
+            token = run_stages(own, request.sampling.stages, self._history).draw(number)[0]
+        told = alternatives(own, request.alternatives) if request.alternatives else ()
+        return Step(
+            index, token, "", own.log_probability(token), alternatives=told, record=record, forced=forced is not None
+        )
+
+    def _shown(self, token: int) -> str:
+        """What of the token's text may be shown; sets `finish` where this was the last."""
+        limits = self.request.limits
+        shown = ""
+        if token in limits.stop_ids:
+            self.finish = "stop token"
+        else:
+            shown = self._stops.push(self._text.push(token) if self._text is not None and token < self._spelled else "")
+            if self._stops.found is not None:
+                self.finish = "stop string"
+            elif len(self.tokens) == limits.max_tokens:
+                self.finish = "length"
+            elif limits.context is not None and self.length > limits.context:
+                self.finish = "context"
+        if self.finish is not None and self.finish != "stop string":
+            shown += self._rest()
+        return shown
+
+    def _rest(self) -> str:
+        """The text that was held back, now that nothing more comes; it may turn out to hold a stop string."""
+        rest = self._stops.push(self._text.flush() if self._text is not None else "") + self._stops.flush()
+        if self._stops.found is not None:
+            self.finish = "stop string"
+        return rest
