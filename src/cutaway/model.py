@@ -27,6 +27,7 @@ from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.finite import first_nonfinite
+from cutaway.trace.gradients import run_connected
 from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Recorder
 from cutaway.trace.verify import Check, verify
@@ -39,8 +40,9 @@ PromptLike = str | Sequence[int] | np.ndarray
 def load(source: str | Path = "smollm2-135m", engine: str = "auto", dtype: str | None = None) -> "Model":
     """Load a model by name, by path (a GGUF file, or a folder with config.json and safetensors), or "hf:owner/name".
 
-    `engine` is "auto", "cpu" or "numpy"; `dtype` "float32" or, on the numpy engine, "float64". Raises
-    CutawayError for what cannot be found, read, or computed, and says why.
+    `engine` is "auto", "cpu", "numpy" or "torch" ("torch:cuda" names the device); `dtype` is "float32", on the numpy
+    and torch engines also "float64", on torch also "bfloat16" and "float16". Raises CutawayError for what cannot be
+    found, read, or computed, and says why.
     """
     chosen = make_engine(engine, dtype)
     return Model(load_checkpoint(locate(source)), chosen)
@@ -127,19 +129,23 @@ class Model:
         points: Iterable[str | Point] | None = None,
         positions: Sequence[int] | None = None,
         types: Sequence[int] | np.ndarray | None = None,
+        *,
+        gradients: bool = False,
     ) -> Trace:
         """Run the forward pass over `prompt` (text or ids) and keep what was asked for.
 
         `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"); None keeps the
         summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
         `types` tell the sentences of a pair apart, one number for each token, in models that know such kinds (BERT).
-        Raises CutawayError for an empty prompt, one longer than learned positions reach, an id outside the
-        vocabulary, an unknown point. A prompt longer than the model was made for (`spec.context_length`) runs where
-        positions are rotary, with a UserWarning.
+        With `gradients` (torch engine) the values stay connected: see `trace.backward`. Raises CutawayError for an
+        empty prompt, one longer than learned positions reach, an id outside the vocabulary, an unknown point. A prompt
+        longer than the model was made for (`spec.context_length`) runs where positions are rotary, with a UserWarning.
         """
         told = self.prompt(prompt)
         warn_beyond_context(self.spec, 0, len(told.ids))
         kinds = None if types is None else _types(types, len(told.ids), self.spec)
+        if gradients:
+            return self._connected(told, points, positions, kinds)
         return self._traced(told, make_plan(self.spec, points), None, positions, kinds)
 
     def embed(self, texts: Sequence[PromptLike], *, pooling: Pooling = "mean", unit: bool = False) -> np.ndarray:
@@ -172,6 +178,7 @@ class Model:
         seed: int | None = None,
         stop: Sequence[str] = (),
         points: Iterable[str | Point] = (),
+        **settings: Unpack[Settings],
     ) -> Generation:
         """Continue `prompt` and return the whole response; the settings are those of `stream`."""
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
@@ -205,7 +212,6 @@ class Model:
                 raise CutawayError(f"Prompt {index}: {error}") from None
         return all_finished(self.batch(at_once), requests)
 
-        **settings: Unpack[Settings],
     def stream(
         self,
         prompt: PromptLike,
@@ -217,13 +223,13 @@ class Model:
         seed: int | None = None,
         stop: Sequence[str] = (),
         points: Iterable[str | Point] = (),
+        **settings: Unpack[Settings],
     ) -> Iterator[Step]:
         """Continue `prompt` token by token; each step holds the token, the text that may be shown, its log-probability.
 
         By default tokens are drawn from the model's own distribution; `temperature` 0 always takes the
         likeliest. `seed` makes the draws repeatable. It ends after `max_tokens`, at the model's own end token, at
         any of the `stop` strings (left out of the text), or where learned positions end; past `spec.context_length`
-        **settings: Unpack[Settings],
         it goes on with a UserWarning. With `points`, each `step.trace` holds the rows that the step's pass computed.
         `generate.Settings` lists what else can be said. Wrong settings raise CutawayError at the call.
         """
@@ -261,16 +267,16 @@ class Model:
         """What is asked for, and the steps that continue the prompt, none of which has run."""
         request = self.request(prompt, basic, settings)
         asked = find_points(points, self.spec)
+        if not asked:
+            batch = self.batch(1, shown=True)
+            return request, batch.steps(batch.submit(request, cache=settings.get("cache")))
+        refuse_shortcuts(request, settings)
         # A pass from position 0 holds all keys, so that T × T points follow from it; later ones store what they make.
         whole, later = make_plan(self.spec, asked), make_plan(self.spec, asked, stored=True)
         cache = KVCache(self.spec, self.engine)
 
         def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
             warn_beyond_context(self.spec, cache.length, cache.length + len(pending), stacklevel=2)
-        if not asked:
-            batch = self.batch(1, shown=True)
-            return request, batch.steps(batch.submit(request, cache=settings.get("cache")))
-        refuse_shortcuts(request, settings)
             first = cache.length == 0  # the pass over the prompt; later there is text on the terminal, and no bar
             due = cache.due(pending).tolist()
             plan = whole if cache.length == 0 else later
@@ -320,6 +326,24 @@ class Model:
             positions,
             piece,
         )
+
+    def _connected(
+        self,
+        told: Prompt,
+        points: Iterable[str | Point] | None,
+        positions: Sequence[int] | None,
+        types: np.ndarray | None,
+    ) -> Trace:
+        if positions is not None:
+            raise CutawayError("With gradients=True all positions are kept; leave positions out.")
+        ran = run_connected(self.engine, self.spec, self.parameters, np.asarray(told.ids), points, types)
+        self._checked(ran.final, told.ids, types)
+        last = None if ran.logits is None else self._checked(ran.logits[-1], told.ids, types)
+        piece = self.piece if self._tokenizer is not None else None
+        trace = Trace(
+            self.engine, self.spec, self.parameters, told, ran.plan, ran.layout, ran.values, last, piece=piece
+        )
+        return trace.connect(ran.graph)
 
     def _checked(self, result: np.ndarray, ids: Sequence[int], types: np.ndarray | None = None) -> np.ndarray:
         """`result` of a pass over `ids`, cached ones included; CutawayError where it is not finite."""

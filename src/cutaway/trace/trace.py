@@ -15,6 +15,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
 from cutaway.trace.derive import head_out_point, logits_point, pattern_rows, row_blocks_point
+from cutaway.trace.gradients import Connected
 from cutaway.trace.plan import Plan, made_from
 from cutaway.trace.recorder import ROW_BLOCKS
 
@@ -41,7 +42,7 @@ class NextToken:
     probability: float
 
 
-class Trace:
+class Trace(Connected):
     """The values of one pass over one sequence; read-only NumPy arrays in the engine's precision.
 
     `positions` are the rows that it holds (None: all), in every `[T, …]` point and among the query rows of
@@ -217,7 +218,9 @@ class Trace:
         made = {p for p in self._plan.points if p not in self._plan.kept}
         needed = {source for point in made for source in made_from(self.spec, point)}
         for point in [p for p, value in self._values.items() if p not in needed and not isinstance(value, dict)]:
-            self._values[point] = self._chosen(point, np.asarray(self._values[point]))
+            value = self._values[point]
+            whole = value if isinstance(value, np.ndarray) else self._engine.numpy(value)
+            self._values[point] = self._chosen(point, whole)
             self._cut.add(point)
 
 

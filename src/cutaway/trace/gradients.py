@@ -1,0 +1,311 @@
+"""Gradients of a number that was made from a pass, at the points of that pass, and what they say of a change there."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Array, Engine
+from cutaway.errors import CutawayError, UnknownPoint
+from cutaway.forward.layers_shown import layers_shown
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.transformer import transformer
+from cutaway.points import Point, parse_point
+from cutaway.spec import ModelSpec
+from cutaway.trace.plan import Plan, make_plan
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
+
+Metric = Callable[["Tensors"], Any]  # a number (a tensor of one element) from the tensors of a pass
+WHOLE_NUMBERS = ("tokens", "moe.chosen")
+RAW, HEAD_OUT = "attn.raw", "attn.head_out"
+
+
+# What stands in the cells of a T × T point that no block computed: those past the last key that the block may see.
+UNSEEN = {"attn.dots": np.nan, "attn.scores": np.nan, "attn.masked": -np.inf, "attn.pattern": 0.0}
+
+
+class GraphTap:
+    """A tap that keeps the values of a pass as they hang together, so that gradients can be followed back.
+
+    Values that nothing was computed for (the rows looked up in the embeddings) begin the graph. The blocks of T × T
+    points are kept one by one, as the pass made and used them.
+    """
+
+    altered: frozenset[str] = frozenset()
+
+    def __init__(
+        self, wanted: frozenset[Point], kept: dict[Point, Any] | None = None, layer: int | None = None
+    ) -> None:
+        self.kept: dict[Point, Any] = {} if kept is None else kept
+        self._wanted, self._layer = wanted, layer
+        self.shown = frozenset(point.name for point in wanted if point.layer == layer)
+
+    def __call__(self, name: str, value: Array) -> Array:
+        numbers = not isinstance(value, np.ndarray)  # ids and the experts chosen are whole numbers, in NumPy
+        if numbers and not value.requires_grad:
+            value = value.detach().requires_grad_()
+        if name in self.shown:
+            self.kept[Point(name, self._layer)] = value
+        return value
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        if name in self.shown:
+            self.kept.setdefault(Point(name, self._layer), []).append(value)
+        return value
+
+    def at(self, layer: int) -> "GraphTap":
+        return GraphTap(self._wanted, self.kept, layer)
+
+
+class Tensors(Mapping[str, Any]):
+    """The values of a pass as tensors that remember how they were made: what a metric is computed from.
+
+    Reads like a trace: `tensors["layers.3.attn.z"]`, `tensors.logits`, `tensors.last_logits`.
+    """
+
+    def __init__(self, spec: ModelSpec, plan: Plan, kept: dict[Point, Any], length: int) -> None:
+        self._spec, self._kept, self._length = spec, kept, length
+        made = {str(point): point for point in plan.points if point.name not in (*WHOLE_NUMBERS, HEAD_OUT)}
+        self._addresses = made | ({} if spec.headless else {"logits": Point("logits")})
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._addresses)
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def __getitem__(self, point: str | Point) -> Any:
+        """The tensor at an address. Raises UnknownPoint for one that was not asked for, or that is not of the graph."""
+        at = self._addresses.get(str(point)) or parse_point(point, self._spec)
+        if at.name in WHOLE_NUMBERS:
+            raise UnknownPoint(f"{at} holds whole numbers: nothing can be followed back from there.")
+        if at.name == HEAD_OUT:
+            raise UnknownPoint(f"{at} is worked out after the pass; compute the metric from attn.z or attn.raw.")
+        if str(at) not in self._addresses:
+            raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
+        kept = self._kept[at]
+        return _one_below_the_other(kept, self._length, UNSEEN[at.name]) if isinstance(kept, list) else kept
+
+    @property
+    def logits(self) -> Any:
+        """`[T, V]`: the scores of the next token after each position."""
+        return self["logits"]
+
+    @property
+    def last_logits(self) -> Any:
+        """`[V]`: the scores of the next token after the whole prompt."""
+        return self["logits"][-1]
+
+
+class Graph:
+    """The tensors of one pass, the way back through them, and the gradients that were last worked out."""
+
+    def __init__(self, engine: Engine, spec: ModelSpec, plan: Plan, kept: dict[Point, Any], length: int) -> None:
+        self.tensors = Tensors(spec, plan, kept, length)
+        self._engine, self._spec, self._kept, self._length = engine, spec, kept, length
+        self._points = [point for point in plan.points if point.name not in WHOLE_NUMBERS]
+        self.grad: Gradients | None = None
+
+    def values(self) -> dict[Point, Any]:
+        """What was kept, out of the graph, as a trace holds it."""
+        found: dict[Point, Any] = {}
+        for point, kept in self._kept.items():
+            if isinstance(kept, list):
+                blocks = [block.detach() for block in kept]
+                found[point] = {0: _one_below_the_other(blocks, self._length, UNSEEN[point.name])}
+            else:
+                found[point] = kept if isinstance(kept, np.ndarray) else kept.detach()
+        return found
+
+    def backward(self, metric: Any) -> None:
+        """Gradients of `metric` at every point of the plan."""
+        import torch
+
+        with torch.enable_grad():
+            value = metric(self.tensors) if callable(metric) else metric
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            what = f"a tensor of shape {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+            raise CutawayError(
+                f"The metric is {what}; it must be one number, computed with torch from the tensors that it is given "
+                "(or from `tensors` of the trace), as in lambda run: run.logits[-1, 7]."
+            )
+        if not value.requires_grad:
+            raise CutawayError("The metric was made from nothing of this pass, so that it has no gradient anywhere.")
+        places = {place: self._kept[place] for place in map(_where, self._points)}
+        tensors = [tensor for kept in places.values() for tensor in (kept if isinstance(kept, list) else [kept])]
+        # The graph is kept: another metric of the same pass costs another way back, not another pass.
+        ones = [torch.ones_like(value)]
+        found = torch.autograd.grad([value], tensors, ones, retain_graph=True, allow_unused=True)
+        if tensors and all(slope is None for slope in found):
+            raise CutawayError("The metric depends on none of the points that this trace kept.")
+        left = iter(torch.zeros_like(t) if slope is None else slope for t, slope in zip(tensors, found, strict=True))
+        slopes = {}
+        for place, kept in places.items():
+            if isinstance(kept, list):  # 0 for pairs that no block compared
+                slope = _one_below_the_other([next(left) for _ in kept], self._length, 0.0)
+            else:
+                slope = next(left)
+            slopes[place] = self._engine.numpy(slope)
+        self.grad = Gradients(self._spec, {point: self._shaped(point, slopes[_where(point)]) for point in self._points})
+
+    def _shaped(self, point: Point, slope: np.ndarray) -> np.ndarray:
+        if point.name == HEAD_OUT:
+            slope = np.broadcast_to(slope, (self._spec.layers[point.layer or 0].attention.n_heads, *slope.shape))
+        slope = slope.view()
+        slope.flags.writeable = False
+        return slope
+
+
+def _where(point: Point) -> Point:
+    """Where the gradient of a point is found: the heads' outputs share that of `attn.raw`, which is their sum."""
+    return Point(RAW, point.layer) if point.name == HEAD_OUT else point
+
+
+def _one_below_the_other(blocks: Sequence[Any], length: int, unseen: float) -> Any:
+    """The blocks `[H, R, S]` of a T × T point as one tensor `[H, T, T]`."""
+    import torch
+
+    wide = [torch.nn.functional.pad(block, (0, length - block.shape[-1]), value=unseen) for block in blocks]
+    return torch.cat(wide, dim=1)
+
+
+class Gradients(Mapping[str, np.ndarray]):
+    """By address, how fast the metric grows with each number at that point: arrays shaped like the trace's."""
+
+    def __init__(self, spec: ModelSpec, slopes: dict[Point, np.ndarray]) -> None:
+        self._spec = spec
+        self._slopes = {str(point): slope for point, slope in slopes.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._slopes)
+
+    def __len__(self) -> int:
+        return len(self._slopes)
+
+    def __getitem__(self, point: str | Point) -> np.ndarray:
+        """The gradient at an address. Raises UnknownPoint where the trace did not keep it, or it has none."""
+        at = str(point) if str(point) in self._slopes else str(parse_point(point, self._spec))
+        if at not in self._slopes:
+            if parse_point(at, self._spec).name in WHOLE_NUMBERS:
+                raise UnknownPoint(f"{at} holds whole numbers, at which nothing has a gradient.")
+            raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {at!r}].")
+        return self._slopes[at]
+
+
+def require_gradients(engine: Engine) -> None:
+    """Raise CutawayError for an engine that keeps no gradients."""
+    if not getattr(engine, "differentiable", False):
+        raise CutawayError(
+            f'The {engine.name} engine keeps no gradients. Load the model with engine="torch" '
+            '(`pip install "cutaway[torch]"`) and trace with gradients=True.'
+        )
+
+
+class Connected:
+    """What a trace offers of gradients; it has them where its pass was run with gradients=True."""
+
+    _engine: Engine
+    _graph: Graph | None = None
+
+    def connect(self, graph: Graph) -> Self:
+        """This trace, with the graph of its pass."""
+        self._graph = graph
+        return self
+
+    def backward(self, metric: Metric | Any) -> None:
+        """Work out `grad`: how fast `metric` grows with every number of the points that this trace kept.
+
+        `metric` is one number: a function of `tensors`, as in `lambda run: run.logits[-1, 7]`, or a tensor made
+        from them. Another call replaces `grad`. Raises CutawayError for what is no such number, and where the pass
+        was not run with gradients=True on the torch engine.
+        """
+        self._connection().backward(metric)
+
+    @property
+    def grad(self) -> Gradients:
+        """The gradients of the metric of the last `backward`, by address, shaped like the values."""
+        found = self._connection().grad
+        if found is None:
+            raise CutawayError("There are no gradients yet; say of what: run.backward(lambda run: run.logits[-1, 7]).")
+        return found
+
+    @property
+    def tensors(self) -> Tensors:
+        """The values as torch tensors that remember how they were made, to compute a metric from."""
+        return self._connection().tensors
+
+    def _connection(self) -> Graph:
+        if self._graph is None:
+            require_gradients(self._engine)
+            raise CutawayError("This pass kept no gradients; run model.trace(prompt, points, gradients=True).")
+        return self._graph
+
+
+@dataclass(frozen=True, eq=False)
+class ConnectedRun:
+    """A pass with its graph: the last stream and all logits in NumPy, and what a trace is made from."""
+
+    plan: Plan
+    layout: Layout
+    values: dict[Point, Any]
+    final: np.ndarray
+    logits: np.ndarray | None
+    graph: Graph
+
+
+def run_connected(
+    engine: Engine,
+    spec: ModelSpec,
+    parameters: Parameters,
+    ids: np.ndarray,
+    points: Iterable[str | Point] | None,
+    types: np.ndarray | None = None,
+) -> ConnectedRun:
+    """One pass whose values stay connected. Raises CutawayError for an engine that keeps no gradients."""
+    require_gradients(engine)
+    import torch
+
+    plan = make_plan(spec, points, stored=True)
+    outer = {Point(RAW, point.layer) for point in plan.points if point.name == HEAD_OUT}
+    wanted = plan.kept | outer | (set() if spec.headless else {Point("logits")})
+    graph_tap, layout = GraphTap(wanted), Layout.of([len(ids)])
+    with torch.enable_grad(), layers_shown(spec, graph_tap) as tap:
+        ran = transformer(engine, spec, parameters, [ids], tap=tap, rows=range(len(ids)), types=types)
+    graph = Graph(engine, spec, plan, graph_tap.kept, layout.rows)
+    logits = None if ran.logits is None else engine.numpy(ran.logits)
+    return ConnectedRun(plan, layout, graph.values(), engine.numpy(ran.final), logits, graph)
+
+
+class Traces(Protocol):
+    """What `attribution` asks of a model."""
+
+    def trace(self, prompt: Any, points: Any = ..., *, gradients: bool = ...) -> "Trace": ...
+
+
+def attribution(
+    model: Traces, clean: Any, corrupt: Any, metric: Metric, points: Iterable[str | Point] | None = None
+) -> dict[str, np.ndarray]:
+    """How much each number at `points`, put from the `clean` pass into the `corrupt` one, would move the metric.
+
+    To first order: (clean − corrupt) · gradient of the metric in the corrupt pass, for all points from two passes
+    and one way back, where patching needs a pass for each (Nanda 2023, "attribution patching"). By address, arrays
+    in the shape of the point; their sum over a head, a position, a whole point is the estimate for patching that.
+    Exact where all that follows is linear. Raises CutawayError for prompts of unequal lengths.
+    """
+    target = model.trace(corrupt, points, gradients=True)
+    source = model.trace(clean, points)
+    if len(source.prompt.ids) != len(target.prompt.ids):
+        raise CutawayError(
+            f"The clean prompt has {len(source.prompt.ids)} tokens and the corrupt one {len(target.prompt.ids)}; "
+            "they must have equally many, so that each number has its counterpart."
+        )
+    target.backward(metric)
+    found = {}
+    for address, slope in target.grad.items():
+        with np.errstate(invalid="ignore"):  # −∞ − −∞ where both passes mask; the gradient is 0 there
+            found[address] = np.where(slope == 0, 0, (source[address] - target[address]) * slope)
+    return found
