@@ -91,6 +91,8 @@ def test_doctor_finds_nothing_wrong_here(here):
     assert told["problems"] == []
     assert told["engine"]["name"] == "cpu"
     assert told["engine"]["threads"] >= 1
+    assert told["torch_engine"]["devices"][-1].startswith("cpu (")
+    assert "torch engine" in ended.out
     assert "toy" in told["models"]
     assert all(told["packages"].values())
 
@@ -129,6 +131,16 @@ def test_doctor_tells_that_numpy_must_do_without_numba(here, monkeypatch):
     told = json.loads(here("doctor", "--json").out)
     assert told["engine"]["name"] == "numpy"
     assert any("Numba" in problem["what"] for problem in told["problems"])
+
+
+def test_doctor_says_how_to_get_the_torch_engine_and_what_keeps_it_from_starting(here, monkeypatch):
+    monkeypatch.setattr("cutaway.engines.torch.devices.described", lambda: 1 / 0)
+    told = json.loads(here("doctor", "--json").out)
+    assert any("torch is installed and does not start" in problem["what"] for problem in told["problems"])
+    found = doctor.util.find_spec
+    monkeypatch.setattr(doctor.util, "find_spec", lambda name: None if name == "torch" else found(name))
+    ended = here("doctor")
+    assert ended.code == 0 and 'pip install "cutaway[torch]"' in ended.out
 
 
 def test_doctor_outlives_whatever_breaks(monkeypatch):

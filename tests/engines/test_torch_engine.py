@@ -77,6 +77,15 @@ def test_without_a_device_it_takes_the_fastest_that_is_here(monkeypatch: pytest.
         TorchEngine("float64", "mps")
 
 
+def test_each_device_is_told_with_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.described()[-1] == f"cpu ({torch.get_num_threads()} threads)"
+    card = mock.Mock(total_memory=150_000_000_000)
+    card.name = "Some Card"
+    monkeypatch.setattr(devices, "devices", lambda: ["cuda", "mps", "cpu"])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert devices.described()[:2] == ["cuda (Some Card, 150.0 GB)", "mps (Apple's GPU)"]
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "told"),
     [

@@ -27,8 +27,15 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     """--engine and --dtype."""
-    parser.add_argument("--engine", default="auto", metavar="ENGINE", help="auto (if not given), cpu or numpy")
-    parser.add_argument("--dtype", metavar="DTYPE", help="float32, or float64 on the numpy engine")
+    parser.add_argument(
+        "--engine",
+        default="auto",
+        metavar="ENGINE",
+        help="auto (if not given), cpu, numpy or torch; torch:cuda names the device",
+    )
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", help="float32; float64 on numpy and torch; bfloat16 or float16 on torch"
+    )
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

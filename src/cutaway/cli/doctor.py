@@ -12,7 +12,7 @@ from typing import Any
 from cutaway.cli.arguments import DEFAULT_MODEL, megabytes, print_json
 from cutaway.errors import CutawayError
 
-_OPTIONAL = ("torch", "transformers", "gguf", "sentencepiece")  # for training, and what the tests compare with
+_OPTIONAL = ("torch", "transformers", "gguf", "sentencepiece")  # for an engine, and what the tests compare with
 _NEEDED = ("numpy", "numba", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "rich")
 _LITTLE_MEMORY = 1_000_000_000  # SmolLM2 with a long prompt takes about half of it
 
@@ -40,6 +40,7 @@ def examine() -> dict[str, Any]:
         "python": f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}",
         "platform": platform.platform(),
         "engine": _engine(problems),
+        "torch_engine": _torch_engine(problems),
         "memory": _memory(problems),
         "cache": _cache(problems),
         "models": _models(problems),
@@ -77,6 +78,20 @@ def _engine(problems: list[dict[str, str]]) -> dict[str, Any]:
         )
         return {"name": None, "why": str(error), "processors": os.cpu_count()}
     return {"name": engine.name, "why": "the fastest that runs here", **told}
+
+
+def _torch_engine(problems: list[dict[str, str]]) -> dict[str, Any] | None:
+    """What the torch engine could compute on, the fastest first; None where torch is not installed."""
+    if _version("torch") is None:
+        return None
+    try:
+        from cutaway.engines.torch.devices import described
+
+        return {"devices": described()}
+    except Exception as error:  # a driver may fail in any way; the doctor must not
+        what = f"torch is installed and does not start ({type(error).__name__}: {error})."
+        problems.append(_problem(what, 'pip install --upgrade "cutaway[torch]"; the other engines do not need it'))
+        return {"devices": []}
 
 
 def _memory(problems: list[dict[str, str]]) -> dict[str, int | None]:
@@ -219,6 +234,10 @@ def _show(found: dict[str, Any]) -> None:
     if "threads_from" in engine:
         told["threads"] = f"{engine['threads']}: {engine['threads_from']}"
     lines += [("cores", str(engine["processors"])), *told.items()]
+    if found["torch_engine"] is None:
+        lines.append(("torch engine", 'not installed; pip install "cutaway[torch]"'))
+    else:
+        lines.append(("torch engine", ", ".join(found["torch_engine"]["devices"]) or "does not start"))
     if memory["total"]:
         free = f", {megabytes(memory['available'])} free" if memory["available"] is not None else ""
         lines.append(("memory", megabytes(memory["total"]) + free))

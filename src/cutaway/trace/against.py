@@ -14,7 +14,7 @@ from cutaway.trace.check import Check, deviation
 from cutaway.trace.trace import Trace
 
 # transformers works in float32 in some places even in a float64 model (norms, rotations, softmaxes).
-AGAINST_TOLERANCE = {"float32": 1e-4, "float64": 1e-5}
+AGAINST_TOLERANCE = {"float32": 1e-4, "float64": 1e-5, "bfloat16": 0.1, "float16": 0.02}
 
 
 def points_to_compare(spec: ModelSpec) -> list[str]:
@@ -45,6 +45,13 @@ def against_transformers(trace: Trace, path: Path) -> Iterator[Check]:
         yield Check("logits", deviation(trace.logits, logits), tolerance)
 
 
+def _their_precision(dtype: str) -> Any:
+    """Theirs is ours, but for 16 bits, whose rounding is measured against float32."""
+    import torch
+
+    return torch.float64 if dtype == "float64" else torch.float32
+
+
 def _their_pass(trace: Trace, path: Path) -> tuple[Sequence[np.ndarray], Sequence[Any], np.ndarray | None]:
     """Streams `[T, d]` (embedding, then after each layer, the last normed), patterns `[H, T, T]`, logits `[T, V]`."""
     if not sys.stderr.isatty():
@@ -60,7 +67,7 @@ def _their_pass(trace: Trace, path: Path) -> tuple[Sequence[np.ndarray], Sequenc
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     kind = transformers.AutoModel if trace.spec.headless else transformers.AutoModelForCausalLM
-    settings: dict[str, Any] = {"dtype": getattr(torch, trace.dtype), "attn_implementation": "eager"}
+    settings: dict[str, Any] = {"dtype": _their_precision(trace.dtype), "attn_implementation": "eager"}
     folder = path
     if path.is_file():
         folder, settings["gguf_file"] = path.parent, path.name

@@ -15,7 +15,7 @@ from cutaway.trace.check import ACTIVATIONS, Check, Inside, deviation, largest, 
 from cutaway.trace.trace import Trace
 
 # How far rounding alone may carry the two sides apart, by the engine's precision.
-TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 0.02, "float16": 2.5e-3}
 
 
 def _norms(here: Inside) -> float | None:

@@ -30,6 +30,18 @@ def devices() -> list[str]:
     return [*found, "cpu"]
 
 
+def described() -> list[str]:
+    """The same, each with what it is: "cuda (NVIDIA H200, 150.0 GB)", "cpu (8 threads)"."""
+    what = []
+    for name in devices():
+        if name.startswith("cuda"):
+            properties = torch.cuda.get_device_properties(torch.device(name))
+            what.append(f"{name} ({properties.name}, {properties.total_memory / 1e9:.1f} GB)")
+        else:
+            what.append(f"{name} ({torch.get_num_threads()} threads)" if name == "cpu" else f"{name} (Apple's GPU)")
+    return what
+
+
 def device_of(name: str | None) -> torch.device:
     """ "cuda", "cuda:1", "mps", "cpu"; None takes the fastest that is here. Raises CutawayError for any other."""
     here = devices()

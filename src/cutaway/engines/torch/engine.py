@@ -37,6 +37,7 @@ class TorchEngine:
 
     note: str | None = None
     differentiable = True
+    bitwise = False
 
     def __init__(self, dtype: Any = None, device: str | None = None, *, fused: bool = True) -> None:
         self.device = device_of(device)
@@ -67,8 +68,8 @@ class TorchEngine:
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=self.torch_dtype, device=self.device)
 
-    def copy(self, values: torch.Tensor) -> torch.Tensor:
-        return values.clone()
+    def copy(self, values: torch.Tensor | np.ndarray) -> torch.Tensor | np.ndarray:
+        return values.clone() if isinstance(values, torch.Tensor) else values.copy()  # whole numbers stay in NumPy
 
     def embed(self, weight: Weight | torch.Tensor, ids: np.ndarray) -> torch.Tensor:
         chosen, table = np.asarray(ids, np.int64), self._matrix(weight)
@@ -81,12 +82,10 @@ class TorchEngine:
         return functional.linear(x, self._matrix(linear.weight), linear.bias)
 
     def layer_norm(self, x: torch.Tensor, gain: Gain, eps: float) -> torch.Tensor:
-        wide = x.to(self._summed)
-        return self._scaled(functional.layer_norm(wide, x.shape[-1:], eps=eps), gain)
+        return self._scaled(functional.layer_norm(x.to(self._summed), x.shape[-1:], eps=eps), gain)
 
     def rms_norm(self, x: torch.Tensor, gain: Gain, eps: float) -> torch.Tensor:
-        wide = x.to(self._summed)
-        return self._scaled(wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps), gain)
+        return self._scaled(functional.rms_norm(x.to(self._summed), x.shape[-1:], eps=eps), gain)
 
     def _scaled(self, normed: torch.Tensor, gain: Gain) -> torch.Tensor:
         """Gain and shift are applied before the rounding to the engine's own precision."""
