@@ -23,6 +23,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Continue a text, token by token.",
         'cutaway generate "Once upon a time" --temperature 0 --max-tokens 40',
     ),
+    "sample": (
+        "Look at how the next token is picked: temperatures, filters, draws.",
+        'cutaway sample "The capital of France is"',
+    ),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.generate.candidates import Candidates, Scratch, margin
+from cutaway.generate.candidates import Candidates, margin
 from cutaway.generate.stages import History, Stage
 
 if TYPE_CHECKING:
@@ -100,6 +100,7 @@ class StepRecord:
         if number is not None and not 0 <= number < 1:
             raise CutawayError(f"The number is {number}; it must lie from 0 to 1, and be below 1.")
         again = taken(
+            Candidates.of(self.logits),
             self.logits,
             self.sampling if sampling is None else sampling,
             self.number if number is None else number,
@@ -113,16 +114,15 @@ class StepRecord:
 
 
 def taken(
+    own: Candidates,
     logits: np.ndarray,
     sampling: "Sampling",
     number: float,
     history: History,
     index: int,
     recording: Recording,
-    scratch: Scratch | None = None,
 ) -> StepRecord:
-    """Run the stages on the logits `[V]`, let the number fall, and write down all of it."""
-    own = Candidates.of(logits, scratch)
+    """Run the stages on the candidates `own` of the logits `[V]`, let the number fall, and write down all of it."""
     told = [stage_record(None, own, own, len(logits), recording)]
     last = own
     for stage in sampling.stages:
@@ -140,7 +140,7 @@ def taken(
         forced=False,
         sampling=sampling,
         recording=recording,
-        logits=logits if recording.logits else None,
+        logits=np.array(logits) if recording.logits else None,  # the pass may use its memory again
         history=history,
     )
 

@@ -128,11 +128,10 @@ class Response:
         request, index = self.request, len(self.tokens)
         number = self._random.random()
         self._scratch.begin()
+        own = Candidates.of(logits, self._scratch)
         record = None
         if request.recording is not None:
-            record = taken(logits, request.sampling, number, self._history, index, request.recording, self._scratch)
-            self._scratch.begin()
-        own = Candidates.of(logits, self._scratch)
+            record = taken(own, logits, request.sampling, number, self._history, index, request.recording)
         forced = request.force.get(index)
         if forced is not None:
             token = forced
