@@ -1,40 +1,39 @@
 """The one object that people hold: a loaded model, to trace and to generate with. It only joins the rooms below."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from cutaway.checkpoints.load import Checkpoint, load_checkpoint, spec_of
 from cutaway.checkpoints.sources import locate
 from cutaway.engines import make_engine
-from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
-from cutaway.forward.cache import KVCache
 from cutaway.forward.context import warn_beyond_context
-from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
 from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
-from cutaway.points import Point, find_points, points_of
+from cutaway.points import find_points, points_of
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.against import against_transformers, points_to_compare
+from cutaway.trace.bill import Bill
+from cutaway.trace.edit_json import read_edits
+from cutaway.trace.edits import Edit
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.gradients import run_connected
-from cutaway.trace.plan import Plan, make_plan
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors
+from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.verify import Check, verify
 
 EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
 VERIFIED_TOKENS = 90  # one whole block of rows, one that is padded
-PromptLike = str | Sequence[int] | np.ndarray
+Edits = Edit | Mapping[str, Any] | str | Iterable[Edit | Mapping[str, Any] | str]
 
 
 def load(source: str | Path = "smollm2-135m", engine: str = "auto", dtype: str | None = None) -> "Model":
@@ -101,52 +100,55 @@ class Model:
 
         Raises CutawayError for what cannot be run: an empty or too long prompt, an id outside the vocabulary.
         """
-        if isinstance(prompt, str):
-            encoding = self.tokenizer.explain(prompt)
-            ids, added, text = encoding.ids, encoding.reason, prompt
-            if not prompt or not ids:
-                raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
-        else:
-            ids, added, text = _ids(prompt), "Nothing was added: the prompt was given as ids.", None
-            if not ids:
-                raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
-        for position, token in enumerate(ids):
-            if not 0 <= token < self.spec.vocab_size:
-                raise CutawayError(
-                    f"Token id {token} at position {position} is outside the vocabulary of {self.spec.name}, "
-                    f"which has ids 0 to {self.spec.vocab_size - 1}."
-                )
-        if self.spec.n_max is not None and len(ids) > self.spec.n_max:
-            raise CutawayError(
-                f"The prompt has {len(ids)} tokens, but {self.spec.name} has learned positions for {self.spec.n_max} "
-                "only: there is no row to look up for the rest. Shorten the prompt."
-            )
-        return Prompt(tuple(ids), self._pieces(ids), added, text)
+        return read_prompt(prompt, self.spec, lambda: self.tokenizer, self._pieces)
 
     def trace(
         self,
         prompt: PromptLike,
-        points: Iterable[str | Point] | None = None,
+        points: Points = None,
         positions: Sequence[int] | None = None,
         types: Sequence[int] | np.ndarray | None = None,
         *,
+        heads: Sequence[int] | None = None,
+        edits: Edits = (),
+        limit: int | None = None,
+        spill: str | Path | None = None,
         gradients: bool = False,
     ) -> Trace:
-        """Run the forward pass over `prompt` (text or ids) and keep what was asked for.
+        """Run the forward pass over `prompt` (text, ids, or vectors `[T, d]`) and keep what was asked for.
 
-        `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"); None keeps the
-        summary: every stream, what is added to it, and all attention. `positions` keeps only these rows.
-        `types` tell the sentences of a pair apart, one number for each token, in models that know such kinds (BERT).
-        With `gradients` (torch engine) the values stay connected: see `trace.backward`. Raises CutawayError for an
-        empty prompt, one longer than learned positions reach, an id outside the vocabulary, an unknown point. A prompt
-        longer than the model was made for (`spec.context_length`) runs where positions are rotary, with a UserWarning.
+        `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"), functions of a point, or
+        reductions ("layers.*.attn.pattern | top(5)"); None keeps the summary: every stream, what is added to it, and
+        all attention. `positions` keeps only these rows, `heads` only these heads. `edits` change what is computed
+        (`cutaway.edits`); `trace.edits` tells what each did. What is kept must fit into `limit` bytes (None: half of
+        the free memory; `plan` tells the bill), or is kept in the new file `spill`. `types` tell the sentences of a
+        pair apart, one number for each token, in models that know such kinds (BERT). With `gradients` (torch engine)
+        the values stay connected: see `trace.backward`. Raises CutawayError for an empty prompt, one longer than
+        learned positions reach, an id outside the vocabulary, an unknown point, an edit that fires nowhere, a capture
+        over the limit. A prompt longer than the model was made for (`spec.context_length`) runs where positions are
+        rotary, with a UserWarning.
         """
-        told = self.prompt(prompt)
+        told, asked = self._asked(prompt, points, positions, types, heads, edits, limit, spill)
         warn_beyond_context(self.spec, 0, len(told.ids))
-        kinds = None if types is None else _types(types, len(told.ids), self.spec)
         if gradients:
-            return self._connected(told, points, positions, kinds)
-        return self._traced(told, make_plan(self.spec, points), None, positions, kinds)
+            return self._connected(told, asked)
+        return traced(self._machine, told, asked)
+
+    def plan(
+        self,
+        prompt: PromptLike,
+        points: Points = None,
+        positions: Sequence[int] | None = None,
+        *,
+        heads: Sequence[int] | None = None,
+        edits: Edits = (),
+    ) -> Bill:
+        """What `trace` would keep for these, array by array, and what it would cost; nothing runs.
+
+        Print it with `.show()`; `.bytes` is the sum. Raises CutawayError as `trace` does.
+        """
+        told, asked = self._asked(prompt, points, positions, None, heads, edits)
+        return billed(self._machine, told, asked)
 
     def embed(self, texts: Sequence[PromptLike], *, pooling: Pooling = "mean", unit: bool = False) -> np.ndarray:
         """One vector for each text (or list of ids), `[n, d]`: the mean of its tokens' last rows, or the first row.
@@ -177,13 +179,15 @@ class Model:
         min_p: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
-        points: Iterable[str | Point] = (),
+        points: Points = (),
+        edits: Edits = (),
         **settings: Unpack[Settings],
     ) -> Generation:
         """Continue `prompt` and return the whole response; the settings are those of `stream`."""
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-        request, steps = self._continue(prompt, basic, settings, points)
-        return finished(request.ids, steps, keep_steps=bool(points) or request.keeps_steps)
+        changed = read_edits(edits)
+        request, steps = self._continue(prompt, basic, settings, points, changed)
+        return finished(request.ids, steps, keep_steps=bool(points) or bool(changed) or request.keeps_steps)
 
     def generate_many(
         self,
@@ -222,7 +226,8 @@ class Model:
         min_p: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
-        points: Iterable[str | Point] = (),
+        points: Points = (),
+        edits: Edits = (),
         **settings: Unpack[Settings],
     ) -> Iterator[Step]:
         """Continue `prompt` token by token; each step holds the token, the text that may be shown, its log-probability.
@@ -230,11 +235,12 @@ class Model:
         By default tokens are drawn from the model's own distribution; `temperature` 0 always takes the
         likeliest. `seed` makes the draws repeatable. It ends after `max_tokens`, at the model's own end token, at
         any of the `stop` strings (left out of the text), or where learned positions end; past `spec.context_length`
-        it goes on with a UserWarning. With `points`, each `step.trace` holds the rows that the step's pass computed.
+        it goes on with a UserWarning. With `points` or `edits`, each `step.trace` holds the rows that the step's pass
+        computed; edits act in every pass, at the positions of the whole text, and keys and values are cached as edited.
         `generate.Settings` lists what else can be said. Wrong settings raise CutawayError at the call.
         """
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-        return self._continue(prompt, basic, settings, points)[1]
+        return self._continue(prompt, basic, settings, points, read_edits(edits))[1]
 
     def request(self, prompt: PromptLike, basic: Basic, settings: Settings | None = None) -> Request:
         """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
@@ -258,32 +264,46 @@ class Model:
         Raises CutawayError where transformers is not installed or cannot read the checkpoint.
         """
         told = self.prompt(_verification_ids(self.spec) if prompt is None else prompt)
-        plan = make_plan(self.spec, points_to_compare(self.spec))
-        return against_transformers(self._traced(told, plan, None, None), self.path)
+        return against_transformers(traced(self._machine, told, Watching(points_to_compare(self.spec))), self.path)
 
     def _continue(
-        self, prompt: PromptLike, basic: Basic, settings: Settings, points: Iterable[str | Point]
+        self, prompt: PromptLike, basic: Basic, settings: Settings, points: Points, edits: tuple[Edit, ...]
     ) -> tuple[Request, Iterator[Step]]:
         """What is asked for, and the steps that continue the prompt, none of which has run."""
         request = self.request(prompt, basic, settings)
-        asked = find_points(points, self.spec)
-        if not asked:
+        if points is None:
+            raise CutawayError("points is None; a generation keeps what is named, as in ['layers.*.attn.pattern'].")
+        watched = callable(points) or bool(points)
+        if not watched and not edits:
             batch = self.batch(1, shown=True)
             return request, batch.steps(batch.submit(request, cache=settings.get("cache")))
         refuse_shortcuts(request, settings)
-        # A pass from position 0 holds all keys, so that T × T points follow from it; later ones store what they make.
-        whole, later = make_plan(self.spec, asked), make_plan(self.spec, asked, stored=True)
-        cache = KVCache(self.spec, self.engine)
+        stepping = Stepping(self._machine, request.ids, Watching(points, edits=edits), self._pieces)
+        return request, stepping.told(loop(stepping.advance, request, self._tokenizer))
 
-        def advance(pending: list[int]) -> tuple[np.ndarray, Trace | None]:
-            warn_beyond_context(self.spec, cache.length, cache.length + len(pending), stacklevel=2)
-            first = cache.length == 0  # the pass over the prompt; later there is text on the terminal, and no bar
-            due = cache.due(pending).tolist()
-            plan = whole if cache.length == 0 else later
-            trace = self._traced(Prompt(tuple(due), self._pieces(due), ""), plan, cache, None, shown=first)
-            return trace.last_logits, trace
+    @property
+    def _machine(self) -> Machine:
+        piece = self.piece if self._tokenizer is not None else None
+        return Machine(self.engine, self.spec, self.parameters, piece)
 
-        return request, loop(advance, request, self._tokenizer)
+    def _asked(
+        self,
+        prompt: PromptLike,
+        points: Points,
+        positions: Sequence[int] | None,
+        types: Sequence[int] | np.ndarray | None,
+        heads: Sequence[int] | None,
+        edits: Edits,
+        limit: int | None = None,
+        spill: str | Path | None = None,
+    ) -> tuple[Prompt, Watching]:
+        vectors = None
+        if is_vectors(prompt):
+            told, vectors = read_vectors(np.asarray(prompt), self.spec)
+        else:
+            told = self.prompt(prompt)
+        kinds = read_types(types, len(told.ids), self.spec)
+        return told, Watching(points, positions, heads, kinds, vectors, limit, spill, read_edits(edits))
 
     def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
         ran = transformer(self.engine, self.spec, self.parameters, sequences, rows=())
@@ -292,56 +312,26 @@ class Model:
             self._checked(rows[segment.start : segment.stop], sequence.tolist())
         return one_vector_each(rows, ran.layout, pooling, unit=unit)
 
-    def _traced(
-        self,
-        prompt: Prompt,
-        plan: Plan,
-        cache: KVCache | None,
-        positions: Sequence[int] | None,
-        types: np.ndarray | None = None,
-        *,
-        shown: bool = True,
-    ) -> Trace:
-        ids = np.asarray(prompt.ids)
-        layout = Layout.of([len(ids)], None if cache is None else [cache.length])
-        recorder = Recorder(self.engine, layout, plan.kept)
-        caches = None if cache is None else [cache]
-        with layers_shown(self.spec, recorder) if shown else nullcontext(recorder) as tap:
-            ran = transformer(self.engine, self.spec, self.parameters, [ids], caches=caches, tap=tap, types=types)
-        whole = prompt.ids if cache is None else cache.ids
-        self._checked(self.engine.numpy(ran.final), whole, types)  # every row: with a window some reach no later one
-        if (pooled := recorder.kept.get(Point("pooler.out"))) is not None:
-            self._checked(self.engine.numpy(pooled), whole, types)
-        last = None if ran.logits is None else self._checked(self.engine.numpy(ran.logits)[-1], whole, types)
-        piece = self.piece if self._tokenizer is not None else None
-        return Trace(
-            self.engine,
-            self.spec,
-            self.parameters,
-            prompt,
-            plan,
-            layout,
-            recorder.kept,
-            last,
-            positions,
-            piece,
-        )
-
-    def _connected(
-        self,
-        told: Prompt,
-        points: Iterable[str | Point] | None,
-        positions: Sequence[int] | None,
-        types: np.ndarray | None,
-    ) -> Trace:
-        if positions is not None:
-            raise CutawayError("With gradients=True all positions are kept; leave positions out.")
+    def _connected(self, told: Prompt, asked: Watching) -> Trace:
+        if asked.positions is not None or asked.heads is not None or asked.edits or asked.vectors is not None:
+            raise CutawayError(
+                "With gradients=True everything is kept as it is; leave positions out, and heads and edits too."
+            )
+        types = asked.types
+        points = asked.points if asked.points is None else find_points(asked.points, self.spec)
         ran = run_connected(self.engine, self.spec, self.parameters, np.asarray(told.ids), points, types)
         self._checked(ran.final, told.ids, types)
         last = None if ran.logits is None else self._checked(ran.logits[-1], told.ids, types)
-        piece = self.piece if self._tokenizer is not None else None
         trace = Trace(
-            self.engine, self.spec, self.parameters, told, ran.plan, ran.layout, ran.values, last, piece=piece
+            self.engine,
+            self.spec,
+            self.parameters,
+            told,
+            ran.plan,
+            ran.layout,
+            ran.values,
+            last,
+            piece=self._machine.piece,
         )
         return trace.connect(ran.graph)
 
@@ -354,42 +344,6 @@ class Model:
 
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(self.piece, ids))
-
-
-def _ids(prompt: Sequence[int] | np.ndarray) -> list[int]:
-    try:
-        array = np.asarray(prompt)
-    except ValueError:  # lists of different lengths in a list
-        raise CutawayError("A prompt is a text or one list of token ids, not several lists; run them singly.") from None
-    if array.ndim == 0:
-        raise CutawayError(
-            f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__}: {prompt!r}."
-        )
-    if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
-        raise CutawayError(
-            f"A prompt is a text or one list of whole-number token ids, not {type(prompt).__name__} of {array.dtype}, "
-            f"shape {list(array.shape)}."
-        )
-    return [int(token) for token in array]
-
-
-def _types(types: Sequence[int] | np.ndarray, length: int, spec: ModelSpec) -> np.ndarray:
-    """The sentence kind of every token, checked."""
-    if spec.token_types is None:
-        raise CutawayError(f"{spec.name} tells no kinds of sentences apart; leave `types` out.")
-    kinds = np.asarray(types)
-    if kinds.dtype.kind not in "iu" or kinds.shape != (length,):
-        raise CutawayError(
-            f"`types` must be whole numbers, one for each of the {length} tokens, not {kinds.dtype} of shape "
-            f"{list(kinds.shape)}."
-        )
-    outside = np.flatnonzero((kinds < 0) | (kinds >= spec.token_types))
-    if outside.size:
-        raise CutawayError(
-            f"The type {kinds[outside[0]]} at position {outside[0]} is unknown: {spec.name} has types 0 to "
-            f"{spec.token_types - 1}."
-        )
-    return kinds
 
 
 def _batches(sequences: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:

@@ -200,7 +200,7 @@ def test_a_trace_may_be_read_from_several_threads_at_once():
 def held_bytes(trace) -> int:
     """Bytes of the arrays that a trace keeps alive, views counted by what they are views of."""
     buffers = {}
-    for value in trace._values.values():
+    for value in trace._stored.kept.values():
         for array in value.values() if isinstance(value, dict) else [value]:
             while array.base is not None and isinstance(array.base, np.ndarray):
                 array = array.base
@@ -412,6 +412,7 @@ def test_a_saved_trace_reads_back_in_another_program_point_by_point(tmp_path, to
     trace = toy.trace("<BOS> dragon drinks", points=["*"])
     path = trace.save(tmp_path / "pass.safetensors")
     stored = load_file(path)
+    assert np.array_equal(stored.pop("last_logits"), trace.last_logits)
     assert list(stored) and set(stored) == set(trace.points)
     for point in trace.points:
         assert np.array_equal(stored[point], trace[point])

@@ -5,7 +5,7 @@ softmaxed in one scratch, then mix the values. So no T × T array exists unless 
 asks gets the very numbers that were used: `pattern_blocks` is the only code that makes them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -50,7 +50,10 @@ def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: 
         for rows, pattern in pattern_blocks(engine, spec, q[:, here], keys, segment, index, tap):
             mixed[:, rows] = engine.mix(pattern, values[:, : pattern.shape[-1]])
     z = tap("attn.z", z)
-    return tap("attn.raw", engine.linear(join_heads(z), weights["attn.o"], layout))
+    raw = engine.linear(join_heads(z), weights["attn.o"], layout)
+    if "attn.head_out" in tap.altered:  # else nobody needs the heads' parts one by one
+        raw = _with_parts_shown(engine, spec, weights, z, raw, layout, tap)
+    return tap("attn.raw", raw)
 
 
 def _at_once(
@@ -137,15 +140,32 @@ def _positions(segment: Segment, rows: slice) -> np.ndarray:
     return np.arange(segment.position + rows.start, segment.position + rows.stop)
 
 
-def head_outputs(engine: Engine, weights: Mapping, z: Array, layout: Layout) -> Array:
+def head_outputs(
+    engine: Engine, spec: AttentionSpec, weights: Mapping, z: Array, layout: Layout, heads: Sequence[int] | None = None
+) -> Array:
     """What each head adds through its own slice of W_O, `[H, T, d_head]` → `[H, T, d]`, without the bias.
 
-    Each head is sent through W_O with all the other heads silent: the sum over heads is `attn.raw`.
+    Each head is sent through W_O with all the other heads silent: the sum over heads is `attn.raw`. With `heads`,
+    z holds these heads only. `layout` says how the rows of z are multiplied (`Layout.only`).
     """
     slice_of = Linear(weights["attn.o"].weight)
     outputs = []
-    for head in range(len(z)):
-        alone = engine.array(np.zeros(z.shape))
-        alone[head] = z[head]
+    for own, head in zip(z, range(spec.n_heads) if heads is None else heads, strict=True):
+        alone = engine.array(np.zeros((spec.n_heads, *own.shape)))
+        alone[head] = own
         outputs.append(engine.numpy(engine.linear(join_heads(alone), slice_of, layout)))
     return engine.array(np.stack(outputs))
+
+
+def _with_parts_shown(
+    engine: Engine, spec: AttentionSpec, weights: Mapping, z: Array, raw: Array, layout: Layout, tap: Tap
+) -> Array:
+    """`attn.raw` once each head's part was shown: where one came back changed, the row is the sum of the parts."""
+    parts = head_outputs(engine, spec, weights, z, layout.only(range(layout.rows)))
+    given = tap("attn.head_out", parts)
+    rows = np.flatnonzero((engine.numpy(given) != engine.numpy(parts)).any(axis=(0, 2)))
+    joined = engine.copy(raw)
+    summed = given[:, rows].sum(0)
+    bias = weights["attn.o"].bias
+    joined[rows] = summed if bias is None else summed + bias
+    return joined

@@ -16,11 +16,15 @@ def embedding(
 ) -> Array:
     """ids `[T]` → H₀ `[T, d]`: one row of E per token, plus its position's row where positions are added.
 
+    Vectors `[T, d]` in the place of ids are taken as what the look-up would have given.
     `types` `[T]` says which kind of sentence each token belongs to, in models that tell them apart; 0 by default.
     """
     engine = run.engine
-    tap("tokens", ids)
-    x = tap("embed.tokens", engine.embed(parameters.embed_tokens, ids))  # equals one_hot(ids) E
+    if ids.ndim == 1:
+        tap("tokens", ids)
+        x = tap("embed.tokens", engine.embed(parameters.embed_tokens, ids))  # equals one_hot(ids) E
+    else:
+        x = tap("embed.tokens", engine.array(ids))
     if spec.embed_scale != 1.0:
         x = x * spec.embed_scale
     if parameters.embed_types is not None:

@@ -50,7 +50,7 @@ def choose(router: RouterSpec, scores: np.ndarray, correction: np.ndarray | None
         grouped = grouped.copy()
         grouped[np.arange(len(biased))[:, None], lost] = -np.inf
         biased = grouped.reshape(biased.shape)
-    return np.lexsort((-logits, -biased), axis=-1)[:, : router.n_active]
+    return np.lexsort((-logits, -biased), axis=-1)[:, : router.n_active].copy()  # what is kept is k wide, not E
 
 
 def _scores(engine: Engine, router: RouterSpec, logits: Array) -> Array:

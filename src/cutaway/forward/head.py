@@ -23,12 +23,16 @@ def logits(
 ) -> Array:
     """x W_Uᵀ (+ b) of the rows asked for, `[len(rows), V]`; a row comes out the same whichever others are asked.
 
+    x holds all rows of the layout, or just these.
+
     With a tied head W_U is the embedding matrix: a logit is the dot product with a token's own vector
     (chapter 13.2). Raises CutawayError for an encoder without a head.
     """
     if spec.headless:
         raise CutawayError(f"{spec.name} is an encoder without a head: it gives vectors, not logits.")
-    asked, x = layout.only(rows), x[list(rows)]
+    asked = layout.only(rows)
+    if len(x) != asked.rows:
+        x = x[list(rows)]
     if spec.head_transform is not None and parameters.head_transform is not None:
         turned = engine.activate(engine.linear(x, parameters.head_transform, asked), spec.head_transform.activation)
         x = norm(engine, spec.head_transform.norm, parameters.head_norm, turned)

@@ -32,9 +32,11 @@ def latent_heads(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, tap:
     if spec.rotary is not None:
         turn, pairing = run.rotations[spec.rotary], spec.rotary.pairing
         shared = engine.rotate(shared, *turn, pairing)
-        turned = engine.rotate(q[:, :, latent.d_nope :], *turn, pairing)
-        q = tap("attn.q_rot", _beside(engine, q[:, :, : latent.d_nope], turned))
-        k = tap("attn.k_rot", _beside(engine, own, shared))
+        q, k = (
+            _beside(engine, x[:, :, : latent.d_nope], engine.rotate(x[:, :, latent.d_nope :], *turn, pairing))
+            for x in (q, k)
+        )
+        q, k = tap("attn.q_rot", q), tap("attn.k_rot", k)
     return q, k, v, (kv[None], shared)
 
 

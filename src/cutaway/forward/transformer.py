@@ -43,6 +43,7 @@ def transformer(
 ) -> Pass:
     """Run the model over one or more sequences of ids, packed one after another, never padded.
 
+    Without caches, vectors `[T, d]` may stand in the place of all ids.
     With `caches`, one per sequence, each sequence goes on where its cache ends. `rows` are the packed rows
     whose logits are worked out, ascending: by default the last row of each sequence. `types`, one per row, tell
     the sentences of a pair apart in models that know them.

@@ -4,7 +4,7 @@ A point has a name, a shape in symbols, a meaning and a reason; `layers.3.attn.p
 layer 3.
 """
 
-from cutaway.points.find import find_points, parse_point
+from cutaway.points.find import Pattern, find_points, parse_point
 from cutaway.points.present import dot_inputs, layer_names, points_of, shape_of, shape_symbols
 from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, LECTURE, POINTS, Point, PointInfo
 from cutaway.points.tap import Tap, Unwatched
@@ -15,6 +15,7 @@ __all__ = [
     "IN_LAYER",
     "LECTURE",
     "POINTS",
+    "Pattern",
     "Point",
     "PointInfo",
     "Tap",

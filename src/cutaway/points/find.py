@@ -1,11 +1,12 @@
 """From a pattern to the points that it names; what names nothing is refused with what would be right."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from cutaway.errors import CutawayError, UnknownPoint
+from cutaway.points.foreign import our_pattern
 from cutaway.points.present import layer_names, points_of
 from cutaway.points.table import IN_LAYER, POINTS, Point
 from cutaway.spec import ExpertsSpec, ModelSpec
@@ -13,26 +14,39 @@ from cutaway.spec import ExpertsSpec, ModelSpec
 _LAYERED = re.compile(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)")
 
 
-def find_points(patterns: Iterable[str | Point], spec: ModelSpec) -> list[Point]:
+Pattern = str | Point | Callable[[Point], bool]
+
+
+def find_points(patterns: Pattern | Iterable[Pattern], spec: ModelSpec) -> list[Point]:
     """The points that the patterns name, in the order of the pass, each once.
 
     A pattern is an address (`layers.3.attn.pattern`; `layers.-1.…` counts from the end), may hold `*`
-    (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`). Raises UnknownPoint for a
-    pattern that names nothing, with the closest points and, where the spec is why, the reason; CutawayError for
-    what is no pattern.
+    (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`); a function of a point chooses
+    those for which it is true. Names of other tools stand for ours where their axes are the same (`points.foreign`).
+    Raises UnknownPoint for a pattern that names nothing, with the closest points and, where the spec is why, the
+    reason; CutawayError for what is no pattern.
     """
-    if isinstance(patterns, str | Point):
+    if isinstance(patterns, str | Point) or callable(patterns):
         patterns = [patterns]
     if not isinstance(patterns, Iterable):
         raise CutawayError(f"points is {patterns!r}; it must be a list of addresses, as in ['layers.3.attn.pattern'].")
     available = points_of(spec)
     chosen: set[Point] = set()
     for pattern in patterns:
+        if callable(pattern):
+            named = [point for point in available if pattern(point)]
+            if not named:
+                raise UnknownPoint(
+                    f"The function {pattern!r} chooses none of the {len(available)} points of {spec.name}."
+                )
+            chosen.update(named)
+            continue
         if not isinstance(pattern, str | Point):
             raise UnknownPoint(f"A point is {pattern!r}; it must be an address such as 'layers.3.attn.pattern'.")
-        found = _matches(str(pattern), available, spec.n_layers)
+        address = our_pattern(str(pattern), spec)
+        found = _matches(address, available, spec.n_layers)
         if not found:
-            raise UnknownPoint(_nothing_matches(str(pattern), available, spec))
+            raise UnknownPoint(_nothing_matches(address, available, spec))
         chosen.update(found)
     return [point for point in available if point in chosen]
 
@@ -50,11 +64,11 @@ def _matches(pattern: str, available: list[Point], n_layers: int) -> list[Point]
     if layered is None:
         return [point for point in available if fnmatchcase(str(point), pattern)]
     which, name = layered.groups()
-    layers = _layers(which, n_layers)
+    layers = layer_range(which, n_layers)
     return [p for p in available if p.layer is not None and p.layer in layers and fnmatchcase(p.name, name)]
 
 
-def _layers(which: str, n_layers: int) -> range:
+def layer_range(which: str, n_layers: int) -> range:
     """The layers that "3", "-1", "5:8" or "*" name; none where there are no such layers."""
     if which == "*":
         return range(n_layers)
@@ -68,7 +82,7 @@ def _layers(which: str, n_layers: int) -> range:
 def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> str:
     layered = _LAYERED.fullmatch(pattern)
     which, name = layered.groups() if layered else ("*", pattern)
-    layers = _layers(which, spec.n_layers)
+    layers = layer_range(which, spec.n_layers)
     if not layers:
         return f"No point {pattern!r}: {spec.name} has layers 0 to {spec.n_layers - 1}."
     if name in POINTS:

@@ -1,6 +1,6 @@
 """Working out a point from the stored ones, with the very functions of the pass, so that the bits are the same."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -48,11 +48,24 @@ def pattern_rows(
         yield np.arange(rows.start, rows.stop), engine.numpy(pattern)
 
 
-def head_out_point(engine: Engine, parameters: Parameters, point: Point, z: Array, layout: Layout) -> Array:
-    """`attn.head_out` `[H, T, d]` from the heads' mixes."""
-    return head_outputs(engine, parameters.layers[point.layer or 0], z, layout)
+def head_out_point(
+    engine: Engine,
+    spec: ModelSpec,
+    parameters: Parameters,
+    point: Point,
+    z: Array,
+    layout: Layout,
+    rows: Sequence[int],
+    heads: Sequence[int] | None = None,
+) -> Array:
+    """`attn.head_out` `[H, rows, d]` from the heads' mixes in these rows of the layout; `heads` where z holds some."""
+    layer = point.layer or 0
+    attention = spec.layers[layer].attention
+    return head_outputs(engine, attention, parameters.layers[layer], z, layout.only(rows), heads)
 
 
-def logits_point(engine: Engine, spec: ModelSpec, parameters: Parameters, final: Array, layout: Layout) -> Array:
-    """`logits` at every position, `[T, V]`, from what the head reads."""
-    return logits(engine, spec, parameters, final, layout, range(layout.rows))
+def logits_point(
+    engine: Engine, spec: ModelSpec, parameters: Parameters, final: Array, layout: Layout, rows: Sequence[int]
+) -> Array:
+    """`logits` of these rows of the layout, `[rows, V]`, from the same rows of what the head reads."""
+    return logits(engine, spec, parameters, final, layout, rows)

@@ -1,6 +1,5 @@
 """A trace as a file that other programs read."""
 
-import json
 import os
 import secrets
 from pathlib import Path
@@ -16,11 +15,15 @@ if TYPE_CHECKING:
 
 
 def save_trace(trace: "Trace", path: Path) -> Path:
-    """Write every captured point as one tensor of a safetensors file; the metadata holds model, prompt and ids.
+    """Write every captured point as one tensor of a safetensors file; the metadata holds spec, prompt and ids.
+
+    Beside them stand the `last_logits`. `open_trace` reads it back.
 
     The file appears whole or not at all. Raises CutawayError where it cannot be written.
     """
     from safetensors.numpy import save
+
+    from cutaway.trace.saved import LAST_LOGITS, metadata_of
 
     if not path.name:
         raise CutawayError(f"The trace cannot be written to {str(path)!r}: that names no file.")
@@ -29,9 +32,9 @@ def save_trace(trace: "Trace", path: Path) -> Path:
         for name in trace.points:
             tensors[name] = np.ascontiguousarray(trace[name])
             advance(1)
-    prompt = {"ids": trace.prompt.ids, "pieces": trace.prompt.pieces, "text": trace.prompt.text}
-    metadata = {"model": trace.spec.name, "engine": trace.engine, "dtype": trace.dtype, "prompt": json.dumps(prompt)}
-    data = save(tensors, metadata)
+    if trace.has_logits:
+        tensors[LAST_LOGITS] = np.ascontiguousarray(trace.last_logits)
+    data = save(tensors, metadata_of(trace))
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         try:

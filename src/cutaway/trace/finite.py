@@ -1,14 +1,15 @@
 """Where a number first stopped being one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import POINTS, Point
+from cutaway.points import POINTS, Point, Tap
 from cutaway.spec import ModelSpec
+from cutaway.trace.edits import COMPETING
 
 
 class _Found(Exception):
@@ -16,7 +17,7 @@ class _Found(Exception):
 
 
 class _Finder:
-    """A tap that stops the pass where a NaN (or, outside the mask, an infinity) first appears."""
+    """A tap that stops the pass where a NaN (or, where −∞ does not stand for being left out, an infinity) appears."""
 
     shown = frozenset(POINTS)
     altered: frozenset[str] = frozenset()
@@ -37,18 +38,27 @@ class _Finder:
         return _Finder(self._engine, layer)
 
     def _check(self, name: str, value: np.ndarray) -> None:
-        bad = np.isnan(value) if name == "attn.masked" else ~np.isfinite(value)
+        bad = np.isnan(value) if name in COMPETING else ~np.isfinite(value)
         if bad.any():
             index = np.unravel_index(int(np.argmax(bad)), value.shape)
             raise _Found(Point(name, self._layer), value[index], [int(i) for i in index])
 
 
 def first_nonfinite(
-    engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int], types: np.ndarray | None = None
+    engine: Engine,
+    spec: ModelSpec,
+    parameters: Parameters,
+    ids: Sequence[int] | np.ndarray,
+    types: np.ndarray | None = None,
+    around: Callable[[Tap], Tap] | None = None,
 ) -> str:
-    """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and by which weight."""
+    """Run the whole of `ids` again and say, in one sentence, where the numbers first broke, and by which weight.
+
+    `around` puts the edits of the pass around the tap that looks.
+    """
+    finder: Tap = _Finder(engine) if around is None else around(_Finder(engine))
     try:
-        transformer(engine, spec, parameters, [np.asarray(ids)], tap=_Finder(engine), types=types)
+        transformer(engine, spec, parameters, [np.asarray(ids)], tap=finder, types=types)
     except _Found as found:
         point, value, index = found.args
         prefix = "" if point.layer is None else f"layers.{point.layer}."

@@ -3,9 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cutaway.points import Point, dot_inputs, find_points, points_of
+from cutaway.errors import CutawayError
+from cutaway.points import Pattern, Point, dot_inputs, find_points, points_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.recorder import ROW_BLOCKS
+from cutaway.trace.reductions import Reduced, parse_reduction
+
+ROW_BLOCKS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")  # made block by block, T × T in all
 
 # What a trace keeps when nobody says: every stream and what is added to it, and the queries, keys and head
 # mixes that the attention patterns and each head's part of the output follow from.
@@ -41,31 +44,78 @@ OVERVIEW = ("attn.out", "mlp.out", "resid_post", "attn.pattern")
 
 @dataclass(frozen=True)
 class Plan:
-    """`points` may be read from the trace; `kept` are those stored while the pass runs.
+    """`points` may be read from the trace, `reduced` in reduced form; `kept` are those stored while the pass runs.
 
     Of T × T arrays only what they are made from is stored (queries and keys), of `attn.head_out` the heads'
     mixes, of `logits` the stream that the head reads: the same functions make them on access, bit for bit.
     With `stored` set they are kept as the pass makes them (a pass that goes on from a cache, whose earlier
-    keys the trace does not hold).
+    keys the trace does not hold). So is whatever an edit reaches on its way (`altered`): it follows from nothing else.
+    With `some_rows` the trace holds chosen positions only, and patterns of these are kept row by row.
     """
 
     points: tuple[Point, ...]
     kept: frozenset[Point]
     stored: bool
+    reduced: tuple[Reduced, ...] = ()
+    altered: frozenset[Point] = frozenset()
+    some_rows: bool = False
+
+    def sources(self, spec: ModelSpec, point: Point) -> list[Point]:
+        """The stored points that the value at `point` comes from; the point itself where it is stored."""
+        if self.stored and point.name in ROW_BLOCKS:
+            return [point]
+        if self.some_rows and point.name in ("attn.masked", "attn.pattern"):
+            return [point]
+        if any(earlier in self.altered for earlier in _on_the_way(point)):
+            return [point]
+        return made_from(spec, point)
+
+    def whole(self, spec: ModelSpec) -> frozenset[Point]:
+        """The stored points that are kept with all rows and heads, because others are made from them."""
+        made = [p for p in self.points if p.name in ROW_BLOCKS and self.sources(spec, p) != [p]]
+        return frozenset(source for point in made for source in self.sources(spec, point))
+
+    def taken(self, spec: ModelSpec) -> tuple[Reduced, ...]:
+        """What is reduced while the pass runs; the rest (head_out, logits) is worked out from what is stored."""
+        return tuple(one for one in self.reduced if one.point.name in ROW_BLOCKS or self._is_shown(spec, one.point))
+
+    def _is_shown(self, spec: ModelSpec, point: Point) -> bool:
+        return self.sources(spec, point) == [point]
 
 
-def make_plan(spec: ModelSpec, points: Iterable[str | Point] | None, *, stored: bool = False) -> Plan:
-    """Plan the capture of `points` (patterns as in `find_points`), or of the summary where None."""
+def make_plan(
+    spec: ModelSpec,
+    points: Pattern | Iterable[Pattern] | None,
+    *,
+    stored: bool = False,
+    altered: frozenset[Point] = frozenset(),
+    some_rows: bool = False,
+    tokens: bool = True,
+) -> Plan:
+    """Plan the capture of `points` (patterns as in `find_points`), or of the summary where None.
+
+    A pattern may end in a reduction (`layers.*.attn.pattern | top(5)`). Without `tokens` the pass starts from
+    vectors, and there are none to read.
+    """
+    chosen: list[Point] = []
+    some: list[Reduced] = []
     if points is None:
         made = ROW_BLOCKS if not stored else ()
         names = {*SUMMARY, *made, "attn.head_out", "logits"}
         chosen = [point for point in points_of(spec) if point.name in names]
     else:
-        chosen = find_points(points, spec)
-    kept: set[Point] = set()
-    for point in chosen:
-        kept.update([point] if stored and point.name in ROW_BLOCKS else made_from(spec, point))
-    return Plan(tuple(chosen), frozenset(kept), stored)
+        plain, reducing = _parted(points)
+        chosen = find_points(plain, spec)
+        some = _reductions(reducing, spec)
+    if not tokens:
+        if points is not None and any(str(pattern) == "tokens" for pattern in _listed(points)):
+            raise CutawayError("The prompt was given as vectors: there are no tokens to capture.")
+        chosen = [point for point in chosen if point.name != "tokens"]
+    plan = Plan(tuple(chosen), frozenset(), stored, tuple(some), altered, some_rows)
+    kept = {source for point in chosen for source in plan.sources(spec, point)}
+    shown = plan.taken(spec)
+    kept |= {source for one in some if one not in shown for source in plan.sources(spec, one.point)}
+    return Plan(plan.points, frozenset(kept), stored, plan.reduced, altered, some_rows)
 
 
 def overview_points(spec: ModelSpec, layer: int) -> list[Point]:
@@ -87,3 +137,47 @@ def made_from(spec: ModelSpec, point: Point) -> list[Point]:
 def head_input(spec: ModelSpec) -> Point:
     """What the head reads: the final norm, or the last stream of a model without one."""
     return Point("final.norm") if spec.final_norm is not None else Point("resid_post", spec.n_layers - 1)
+
+
+def _on_the_way(point: Point) -> list[Point]:
+    """The points at which an edit changes what is worked out for `point` from its sources."""
+    if point.name in ROW_BLOCKS:
+        return [Point(name, point.layer) for name in ROW_BLOCKS[: ROW_BLOCKS.index(point.name) + 1]]
+    return [point] if point.name in ("attn.head_out", "logits") else []
+
+
+def _listed(points: Pattern | Iterable[Pattern]) -> list[Pattern]:
+    if isinstance(points, str | Point) or callable(points):
+        return [points]
+    if not isinstance(points, Iterable):
+        raise CutawayError(f"points is {points!r}; it must be a list of addresses, as in ['layers.3.attn.pattern'].")
+    return list(points)
+
+
+def _parted(points: Pattern | Iterable[Pattern]) -> tuple[list[Pattern], list[tuple[str, str]]]:
+    """The patterns that name whole values, and those with a reduction."""
+    plain: list[Pattern] = []
+    reducing: list[tuple[str, str]] = []
+    for pattern in _listed(points):
+        if isinstance(pattern, str) and "|" in pattern:
+            address, _, how = pattern.partition("|")
+            reducing.append((address.strip(), how))
+        else:
+            plain.append(pattern)
+    return plain, reducing
+
+
+def _reductions(patterns: list[tuple[str, str]], spec: ModelSpec) -> list[Reduced]:
+    found: dict[Reduced, None] = {}
+    for address, how in patterns:
+        reduction = parse_reduction(how)
+        for point in find_points([address], spec):
+            reduction.check(point)
+            found[Reduced(point, reduction)] = None
+    return list(found)
+
+
+def split_address(address: str) -> tuple[str, str | None]:
+    """The point's address and its reduction, where one is written after it."""
+    point, bar, how = address.partition("|")
+    return (point.strip(), how.strip()) if bar else (address, None)

@@ -47,7 +47,7 @@ def report(
         "layers": _layers(trace),
         "next_tokens": [
             {"id": t.id, "piece": t.text, "logit": t.logit, "probability": t.probability}
-            for t in ([] if spec.headless or not spec.causal else trace.next_tokens(top))
+            for t in (trace.next_tokens(top) if trace.predicts else [])
         ],
         **whole,
     }

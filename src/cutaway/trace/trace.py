@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,15 @@ from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
-from cutaway.trace.derive import head_out_point, logits_point, pattern_rows, row_blocks_point
 from cutaway.trace.gradients import Connected
-from cutaway.trace.plan import Plan, made_from
-from cutaway.trace.recorder import ROW_BLOCKS
+from cutaway.trace.plan import Plan, split_address
+from cutaway.trace.recorder import Cut
+from cutaway.trace.reductions import Reduced, parse_reduction
+from cutaway.trace.values import Values
+
+if TYPE_CHECKING:
+    from cutaway.trace.difference import Difference
+    from cutaway.trace.edited import Edited, EditReport
 
 REMEMBERED = 4  # worked-out values that a trace holds on to, so that one may be read head by head
 
@@ -46,7 +51,7 @@ class Trace(Connected):
     """The values of one pass over one sequence; read-only NumPy arrays in the engine's precision.
 
     `positions` are the rows that it holds (None: all), in every `[T, …]` point and among the query rows of
-    the T × T points. Safe to read from several threads at once.
+    the T × T points; `heads` the heads (None: all). Safe to read from several threads at once.
     """
 
     def __init__(
@@ -57,26 +62,34 @@ class Trace(Connected):
         prompt: Prompt,
         plan: Plan,
         layout: Layout,
-        values: Mapping[Point, Any],
+        values: Mapping[Any, Any],
         last_logits: np.ndarray | None,
         positions: Sequence[int] | None = None,
         piece: Callable[[int], str] | None = None,
+        *,
+        heads: Sequence[int] | None = None,
+        cut: Cut | None = None,
+        edited: "Edited | None" = None,
     ) -> None:
         self.spec = spec
         self.prompt = prompt
         self.engine = engine.name
         self.dtype = engine.dtype.name
         self.past = layout.segments[0].position
-        self._engine, self._parameters, self._plan, self._layout = engine, parameters, plan, layout
-        self._rows = None if positions is None else _rows(positions, layout.rows)
-        self._values: dict[Point, Any] = dict(values)
+        self.heads = heads if heads is None else tuple(heads)
+        self._engine, self._plan, self._layout = engine, plan, layout
+        self._rows = None if positions is None else rows_asked(positions, layout.rows)
+        kept = cut if cut is not None else Cut(self._rows, self.heads)
+        self._stored = Values(engine, spec, parameters, plan, layout, values, kept, already=cut is not None)
         self._last_logits = last_logits  # [V], of the last position; None without a head
-        self._addresses = {str(point): point for point in plan.points}
-        self._made: dict[Point, np.ndarray] = {}
+        readable: list[Point | Reduced] = [*plan.points, *plan.reduced]
+        self._addresses = {str(at): at for at in readable}
+        self._made: dict[Point | Reduced, np.ndarray] = {}
         self._lock = threading.Lock()  # of `_made`
-        self._cut: set[Point] = set()  # points of which only the rows asked for are still stored
         self._piece = piece
-        self._drop_unneeded_rows()
+        self._edited = edited
+        # A run without its mask reads ahead, but the model was made to tell what comes next.
+        self.predicts = self.has_logits and (spec if edited is None else edited.spec).causal
 
     @property
     def points(self) -> list[str]:
@@ -108,15 +121,15 @@ class Trace(Connected):
 
     def __getitem__(self, point: str | Point) -> np.ndarray:
         """The value at an address. Raises UnknownPoint if the model has no such point or the trace did not keep it."""
-        at = self._addresses.get(str(point)) or parse_point(point, self.spec)
+        at = self._addresses.get(str(point)) or self._named(point)
         if str(at) not in self._addresses:
             raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
-        if at in self._values:
-            return _read_only(self._work_out(at))
+        if self._stored.stored(at):
+            return _read_only(self._stored.read(at))
         with self._lock:
             made = self._made.get(at)
         if made is None:
-            made = _read_only(self._work_out(at))
+            made = _read_only(self._stored.read(at))
             with self._lock:
                 self._made[at] = made
                 while len(self._made) > REMEMBERED:  # all patterns of a model are far more than its streams
@@ -134,12 +147,25 @@ class Trace(Connected):
         S reaches to the last key that the block may see. Where the pattern is worked out, no T × T array exists.
         Raises CutawayError where the trace did not keep it.
         """
-        at = Point("attn.pattern", layer)
-        if self._rows is not None or at in self._values or at not in self._plan.points:
-            yield self.rows + self.past, self[at]
-            return
-        q, k = (self._values[source] for source in made_from(self.spec, at))
-        yield from pattern_rows(self._engine, self.spec, layer, q, k)
+        blocks = self._stored.pattern_rows(layer)
+        if blocks is None:
+            yield self.rows + self.past, self[Point("attn.pattern", layer)]
+        else:
+            yield from blocks
+
+    def head_indices(self, point: Point, heads: np.ndarray) -> np.ndarray:
+        """Where these heads (of keys and values: theirs) stand in what the trace holds of a point.
+
+        Raises CutawayError for one that it does not hold.
+        """
+        held = Cut(None, self.heads).heads_of(point, self.spec)
+        if held is None:
+            return heads
+        where = {int(head): index for index, head in enumerate(held)}
+        for head in heads:
+            if int(head) not in where:
+                raise CutawayError(f"Head {head} of {point} was not captured in this trace, which holds {list(where)}.")
+        return np.array([where[int(head)] for head in heads], dtype=np.intp)
 
     @property
     def logits(self) -> np.ndarray:
@@ -164,16 +190,45 @@ class Trace(Connected):
             raise CutawayError(f"{count!r} next tokens were asked for; that must be a whole number, at least 1.")
         if count < 1:
             raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
-        p, logits = self.probabilities, self.last_logits
-        if not self.spec.causal:
+        if self.has_logits and not self.predicts:
             raise CutawayError(
                 f"{self.spec.name} reads in both directions: each row of its logits says what stands at that position, "
                 "and none says what comes next. Read `logits`."
             )
+        return self.likeliest(count)
+
+    def likeliest(self, count: int) -> list[NextToken]:
+        """The highest of `last_logits`, whatever they say in this model; none where it has no head."""
+        if not self.has_logits:
+            return []
+        p, logits = self.probabilities, self.last_logits
         best = np.argsort(-p, kind="stable")[:count]
         return [
             NextToken(int(i), self._piece(int(i)) if self._piece else "", float(logits[i]), float(p[i])) for i in best
         ]
+
+    @property
+    def has_logits(self) -> bool:
+        """Whether this run gave logits; an encoder without a head gives vectors."""
+        return self._last_logits is not None
+
+    @property
+    def edits(self) -> "tuple[EditReport, ...]":
+        """What each edit of this run did: where it fired, how many numbers it changed, how far it moved the logits."""
+        return self._edited.reports if self._edited is not None else ()
+
+    @property
+    def edited(self) -> "Edited":
+        """All edits of this run together, and the unedited run. Raises CutawayError for a run without edits."""
+        if self._edited is None:
+            raise CutawayError("This run had no edits; model.trace(prompt, edits=[…]) makes one that has.")
+        return self._edited
+
+    def diff(self, other: "Trace") -> "Difference":
+        """This run against another, address by address. Raises CutawayError for runs of unequal length."""
+        from cutaway.trace.difference import Difference
+
+        return Difference(self, other)
 
     def save(self, path: str | Path) -> Path:
         """Write every captured point to a safetensors file, with the prompt in its metadata. Returns the path."""
@@ -189,39 +244,11 @@ class Trace(Connected):
 
         draw_trace(self, layer=layer)
 
-    def _work_out(self, point: Point) -> np.ndarray:
-        engine = self._engine
-        if point in self._values:
-            value = self._values[point]
-            if isinstance(value, dict):  # a T × T point, kept by segment
-                return self._chosen(point, engine.numpy(value[0]))
-            return self._chosen(point, value if isinstance(value, np.ndarray) else engine.numpy(value))
-        sources = [self._values[source] for source in made_from(self.spec, point)]
-        if point.name in ROW_BLOCKS:
-            value = row_blocks_point(engine, self.spec, point, *sources)
-        elif point.name == "attn.head_out":
-            value = head_out_point(engine, self._parameters, point, sources[0], self._layout)
-        else:
-            value = logits_point(engine, self.spec, self._parameters, sources[0], self._layout)
-        return self._chosen(point, engine.numpy(value))
-
-    def _chosen(self, point: Point, value: np.ndarray) -> np.ndarray:
-        """Only the rows that the trace was asked for."""
-        if self._rows is None or point in self._cut or "T" not in point.info.shape:
-            return value
-        return np.take(value, self._rows, axis=point.info.shape.index("T"))
-
-    def _drop_unneeded_rows(self) -> None:
-        """Where only some positions were asked for, let go of the other rows of all that nothing else is made from."""
-        if self._rows is None:
-            return
-        made = {p for p in self._plan.points if p not in self._plan.kept}
-        needed = {source for point in made for source in made_from(self.spec, point)}
-        for point in [p for p, value in self._values.items() if p not in needed and not isinstance(value, dict)]:
-            value = self._values[point]
-            whole = value if isinstance(value, np.ndarray) else self._engine.numpy(value)
-            self._values[point] = self._chosen(point, whole)
-            self._cut.add(point)
+    def _named(self, point: object) -> Point | Reduced:
+        """What an address, in whatever way it is written, means in this model."""
+        address, how = split_address(point) if isinstance(point, str) else (point, None)
+        at = parse_point(address, self.spec)  # type: ignore[arg-type]
+        return at if how is None else Reduced(at, parse_reduction(how))
 
 
 def _read_only(value: np.ndarray) -> np.ndarray:
@@ -249,7 +276,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
-def _rows(positions: Sequence[int], length: int) -> np.ndarray:
+def rows_asked(positions: Sequence[int], length: int) -> np.ndarray:
     if isinstance(positions, str) or not isinstance(positions, Sequence | np.ndarray):
         raise CutawayError(f"positions is {positions!r}; it must be a list of positions, as in [0, -1].")
     if len(positions) == 0:

@@ -1,0 +1,51 @@
+"""Values that do not fit into memory, kept in a file and read from there as if they did."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from cutaway.errors import CutawayError
+
+ALIGNED = 64  # bytes; where an array starts in the file
+
+
+class Spill:
+    """A new file to which arrays are added. They stay readable as long as it is there; nothing removes it.
+
+    Raises CutawayError where it exists, or cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path, self._end = Path(path), 0
+        try:
+            with self.path.open("xb"):
+                pass
+        except FileExistsError:
+            raise CutawayError(f"There is a file {self.path} already; name a new one to spill into.") from None
+        except OSError as error:
+            raise CutawayError(f"The capture cannot be spilled to {self.path}: {error.strerror or error}.") from None
+
+    def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+        """An array in the file, to be written into."""
+        start = -(-self._end // ALIGNED) * ALIGNED
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        if size == 0:
+            return np.empty(shape, dtype)
+        try:
+            with self.path.open("r+b") as file:
+                if hasattr(os, "posix_fallocate"):  # a full disk is told now, not by a signal at the first write
+                    os.posix_fallocate(file.fileno(), start, size)
+                else:
+                    file.truncate(start + size)
+        except OSError as error:
+            raise CutawayError(f"The capture does not fit into {self.path}: {error.strerror or error}.") from None
+        self._end = start + size
+        return np.memmap(self.path, dtype, "r+", start, tuple(shape))
+
+    def store(self, value: np.ndarray) -> np.ndarray:
+        """A copy of `value` in the file."""
+        kept = self.empty(value.shape, value.dtype)
+        kept[...] = value
+        return kept
