@@ -1,6 +1,7 @@
 """Models of any shape with random weights, and the watchers that tests put around them."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,16 @@ POST = ModelSpec(
     head_bias=True,
 )
 LIKE = {"gpt2": GPT2, "llama": LLAMA, "post-norm": POST}
+
+
+def with_layers(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with these fields of every layer changed."""
+    return replace(spec, layers=tuple(replace(layer, **changes) for layer in spec.layers))
+
+
+def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with these fields of every layer's attention changed."""
+    return replace(spec, layers=tuple(replace(one, attention=replace(one.attention, **changes)) for one in spec.layers))
 
 
 def random_weights(spec: ModelSpec, seed: int = 0, dtype: str = "float64") -> dict[str, Weight]:

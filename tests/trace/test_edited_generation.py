@@ -17,8 +17,7 @@ from cutaway.spec import LatentSpec, NormSpec, RotarySpec
 from cutaway.trace.editing import Editing
 from cutaway.trace.edits import Add, Drop, Freeze, Keep, Knockout, Mean, Replace, Resample, Scale, Zero
 from cutaway.trace.without import Without
-from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model, specs
-from test_without import attention, every
+from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model, specs, with_attention
 
 POINTS = ["layers.*.attn.pattern", "layers.*.resid_post", "layers.*.attn.k_rot", "logits"]
 
@@ -111,8 +110,8 @@ def test_an_edit_for_a_position_that_is_not_reached_is_told_at_the_end():
         model.generate([1, 2, 3], max_tokens=3, edits=[Knockout("layers.0.attn.masked", [[1, 2]])])
 
 
-LATENT = attention(
-    every(LLAMA),
+LATENT = with_attention(
+    LLAMA,
     n_heads=3,
     n_kv_heads=3,
     d_head=6,

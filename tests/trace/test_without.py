@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from cutaway import CutawayError
 from cutaway.forward.transformer import transformer
 from cutaway.points import points_of
-from cutaway.spec import ModelSpec, NormSpec
+from cutaway.spec import NormSpec
 from cutaway.trace.edit_json import edit_from_json
 from cutaway.trace.edits import Keep
 from cutaway.trace.without import PARTS, Without
-from random_models import GPT2, LLAMA, POST, random_ids, random_model, specs
+from random_models import GPT2, LLAMA, POST, random_ids, random_model, specs, with_attention, with_layers
 
 
 def logits_of(model, spec, ids):
@@ -22,22 +22,14 @@ def logits_of(model, spec, ids):
     return transformer(model.engine, spec, model.parameters, [np.asarray(ids)], rows=range(len(ids))).logits
 
 
-def every(spec: ModelSpec, **changes) -> ModelSpec:
-    return replace(spec, layers=tuple(replace(layer, **changes) for layer in spec.layers))
-
-
-def attention(spec: ModelSpec, **changes) -> ModelSpec:
-    return replace(spec, layers=tuple(replace(one, attention=replace(one.attention, **changes)) for one in spec.layers))
-
-
 SAME = [
-    ("mask", GPT2, attention(GPT2, causal=False)),
-    ("mask", LLAMA, attention(LLAMA, causal=False)),
-    ("scale", GPT2, attention(GPT2, scale=1.0)),
+    ("mask", GPT2, with_attention(GPT2, causal=False)),
+    ("mask", LLAMA, with_attention(LLAMA, causal=False)),
+    ("scale", GPT2, with_attention(GPT2, scale=1.0)),
     ("positions", GPT2, replace(GPT2, positions=None)),
-    ("positions", LLAMA, attention(LLAMA, rotary=None)),
-    ("norms", GPT2, replace(every(GPT2, norm=None), final_norm=None)),
-    ("norms", POST, every(POST, norm=None)),
+    ("positions", LLAMA, with_attention(LLAMA, rotary=None)),
+    ("norms", GPT2, replace(with_layers(GPT2, norm=None), final_norm=None)),
+    ("norms", POST, with_layers(POST, norm=None)),
     ("final.norm", LLAMA, replace(LLAMA, final_norm=None)),
 ]
 
@@ -112,7 +104,7 @@ def test_whatever_a_model_has_can_be_left_out_and_what_it_has_not_is_said(spec, 
 def test_several_parts_can_be_left_out_at_once_the_lectures_stages_one_after_another():
     model, ids = random_model(LLAMA), random_ids(LLAMA, 9)
     edits = [Without("mask"), Without("positions"), Without("scale"), Keep("layers.*.attn.z", heads=[0])]
-    lacking = attention(LLAMA, causal=False, rotary=None, scale=1.0)
+    lacking = with_attention(LLAMA, causal=False, rotary=None, scale=1.0)
     found = model.trace(ids, points=["logits"], edits=edits[:3])
     np.testing.assert_allclose(found.logits, logits_of(model, lacking, ids), atol=1e-12)
     moved = [model.trace(ids, points=[], edits=edits[: n + 1]).edited.moved.largest for n in range(4)]
@@ -120,7 +112,7 @@ def test_several_parts_can_be_left_out_at_once_the_lectures_stages_one_after_ano
 
 
 def test_a_part_that_sits_between_norm_and_stream_of_a_sublayers_output_goes_too():
-    spec = every(LLAMA, out_norm=NormSpec("rms", 1e-6))
+    spec = with_layers(LLAMA, out_norm=NormSpec("rms", 1e-6))
     model, ids = random_model(spec), random_ids(spec, 5)
     trace = model.trace(ids, points=["*"], edits=[Without("attn.norm")])
     assert np.array_equal(trace["layers.0.attn.out"], trace["layers.0.attn.raw"])
