@@ -27,6 +27,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Look at how the next token is picked: temperatures, filters, draws.",
         'cutaway sample "The capital of France is"',
     ),
+    "chat": ("Talk with a chat model.", "cutaway chat"),
+    "serve": ("Open the live page: type a text and watch a model think.", "cutaway serve"),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),

@@ -1,0 +1,91 @@
+"""`cutaway serve`: the live page."""
+
+import argparse
+import socket
+import sys
+
+from cutaway.cli.arguments import DEFAULT_MODEL, add_engine
+from cutaway.errors import CutawayError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        action="append",
+        help="a model to offer beside those that cutaway models lists, by name or path; may be given several times, "
+        f"and the first is the one that opens ({DEFAULT_MODEL} if not given)",
+    )
+    add_engine(parser)
+    parser.add_argument("--host", default="127.0.0.1", metavar="HOST", help="the address to listen on (127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8710, metavar="PORT", help="the port (8710; 0 picks a free one)")
+    parser.add_argument(
+        "--longest", type=int, default=2048, metavar="N", help="the most tokens that a prompt may have (2048)"
+    )
+    parser.add_argument("--no-browser", action="store_true", help="do not open the page, only print its address")
+
+
+def run(options: argparse.Namespace) -> int:
+    if not 0 <= options.port <= 65535:
+        raise CutawayError(f"--port is {options.port}; it must be 0 to 65535.")
+    if options.longest < 1:
+        raise CutawayError(f"--longest is {options.longest}; it must be at least 1.")
+    from pathlib import Path
+
+    from cutaway.checkpoints.sources import locate
+    from cutaway.serve.models import Models
+
+    sources = options.model or []
+    for source in sources:
+        locate(source)  # a wrong name is refused now, not in the page
+    listener = _listener(options.host, options.port)
+
+    import uvicorn
+
+    from cutaway.serve import make_app
+    from cutaway.serve.guard import LOOPBACK
+
+    first = sources[0] if sources else DEFAULT_MODEL
+    default = first if first.startswith("hf:") else Path(first).name
+    app = make_app(
+        Models(sources or [DEFAULT_MODEL], options.engine, options.dtype),
+        default=default,
+        longest=options.longest,
+        hosts=(*LOOPBACK, options.host),
+    )
+    port = listener.getsockname()[1]
+    shown = f"[{options.host}]" if ":" in options.host else options.host
+    address = f"http://{shown}:{port}/"
+    print(f"Cutaway is at {address} (Ctrl-C ends it)", flush=True)
+    if options.host not in LOOPBACK:
+        print(
+            f"cutaway: {options.host} can be reached by others; nothing here asks them who they are.", file=sys.stderr
+        )
+    if not options.no_browser:
+        _open(address)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server.run(sockets=[listener])
+    return 0
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    """A socket that listens. Raises CutawayError where the port is taken or the address is not this machine's."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise CutawayError(
+            f"Cutaway cannot listen on {host}:{port}: {(error.strerror or str(error)).lower()}; --port picks another."
+        ) from None
+    return listener
+
+
+def _open(address: str) -> None:
+    import threading
+    import webbrowser
+
+    threading.Timer(0.5, webbrowser.open, [address]).start()

@@ -1,0 +1,75 @@
+"""Slices of a run's tensors as bytes."""
+
+import numpy as np
+
+from cutaway.errors import CutawayError
+from cutaway.points import Point
+from cutaway.serve.cards import kind_of
+from cutaway.serve.heads import blocks
+from cutaway.serve.requests import MOST_CELLS, Slice, shape3
+from cutaway.serve.runs import Run
+from cutaway.serve.slices import envelope
+from cutaway.trace.edges import hidden_cells
+
+
+def tensor_bytes(run: Run, asked: Slice) -> bytes:
+    """One slice, cut, pooled and coded. Raises CutawayError where it would be too large."""
+    heads = shape3(asked.point, run)[0] if asked.head is None else 1
+    height, width = asked.rows[1] - asked.rows[0], asked.columns[1] - asked.columns[0]
+    if heads * min(height, asked.most_rows) * min(width, asked.most_columns) > MOST_CELLS:
+        raise CutawayError(f"{asked.point} in full is more than {MOST_CELLS:,} numbers; ask for a part, or pooled.")
+    values = _cut(run, asked)
+    start = (asked.head or 0, asked.rows[0], asked.columns[0])
+    kind = kind_of(asked.point)
+    return envelope(str(asked.point), values, kind, asked.format, start, asked.most_rows, asked.most_columns)
+
+
+def head_row(run: Run, layer: int, head: int, position: int) -> np.ndarray:
+    """What token `position` gives and gets in a head's pattern: `[2, T]`, its row and its column."""
+    point = Point("attn.pattern", layer)
+    row, column = np.zeros(run.length), np.zeros(run.length)
+    if run.length <= 512:
+        pattern = run.square(point, head)
+        return np.stack([pattern[position], pattern[:, position]])
+    for rows, pattern in blocks(run.trace, layer):
+        seen = pattern.shape[2]
+        if position < seen:
+            column[rows] = pattern[head, :, position]
+        if rows[0] <= position <= rows[-1]:
+            row[:seen] = pattern[head, position - rows[0]]
+    return np.stack([row, column])
+
+
+def _cut(run: Run, asked: Slice) -> np.ndarray:
+    """`[heads, rows, columns]`; hidden cells are NaN."""
+    point, (first, stop), (left, right) = asked.point, asked.rows, asked.columns
+    here = (slice(first, stop), slice(left, right))
+    if point.info.shape[-1] == "S":
+        heads = range(shape3(point, run)[0]) if asked.head is None else (asked.head,)
+        cut = np.stack([run.square(point, head)[here] for head in heads]).astype(np.float64)
+        if point.name in ("attn.masked", "attn.pattern") and point.layer is not None:
+            cut[:, hidden_cells(run.trace, point.layer)[here]] = np.nan
+        return cut
+    if point.name == "logits" and (first, stop) == (run.length - 1, run.length):
+        return run.trace.last_logits[None, None, left:right]
+    value = run.value(point)
+    if value.ndim == 1:
+        return value[None, here[0], None].astype(np.float64)
+    if value.ndim == 2:
+        return value[None][(slice(None), *here)]
+    if point.name == "moe.expert_out":
+        value = value.swapaxes(0, 1)
+    which = slice(None) if asked.head is None else slice(asked.head, asked.head + 1)
+    return value[(which, *here)]
+
+
+def norms(run: Run) -> np.ndarray:
+    """Lengths of the rows, float32 `[4 N + 1, T]`: the stream before the layers and after each `[N + 1, T]`; what
+    attention adds `[N, T]`; what the feed-forward adds `[N, T]`; the stream between the two `[N, T]` (the stream
+    before the layer, where both read that).
+    """
+    layers = range(run.model.spec.n_layers)
+    points = [Point("embed.out"), *(Point("resid_post", i) for i in layers)]
+    points += [Point(name, i) for name in ("attn.out", "mlp.out") for i in layers]
+    points += [Point("resid_pre" if run.model.spec.layers[i].parallel else "resid_mid", i) for i in layers]
+    return np.stack([np.linalg.norm(run.value(point), axis=-1) for point in points]).astype("<f4")

@@ -1,0 +1,94 @@
+"""The arithmetic that is told of a cell comes to the cell's own number, in every kind of model."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_models import LIKE, random_ids, random_model, specs
+
+from cutaway.points import Point, points_of
+from cutaway.serve.lineage import consumers_of, formula_of, inputs_of, weights_of
+from cutaway.serve.runs import Run
+from cutaway.spec import parameter_shapes
+
+T = 5
+
+
+def run_of(spec, seed: int = 0) -> Run:
+    model = random_model(spec, seed)
+    return Run(model, model.prompt(random_ids(spec, T).tolist()))
+
+
+@given(specs())
+def test_every_point_has_a_formula_and_comes_from_points_that_the_model_has(spec):
+    there = set(points_of(spec))
+    weights = parameter_shapes(spec)
+    for point in there:
+        assert formula_of(point, spec)
+        assert set(inputs_of(point, spec)) <= there
+        assert all(name in weights or name.endswith("gain") for name in weights_of(point, spec))
+        if point.name != "tokens":
+            assert inputs_of(point, spec) or point.name.startswith("embed.")
+        for source in inputs_of(point, spec):
+            assert point in consumers_of(source, spec)
+
+
+@given(specs(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25)
+def test_the_terms_of_a_cell_add_up_to_it(spec, seed):
+    run = run_of(spec)
+    random = np.random.default_rng(seed)
+    for point in points_of(spec):
+        value = run.value(point)
+        at = tuple(int(random.integers(0, size)) for size in value.shape)
+        cell = run.arithmetic.cell(point, at)
+        found = float(value[at])
+        assert cell.value is None if np.isneginf(found) else cell.value == found
+        if not cell.terms:
+            continue
+        total = sum(term.product for term in cell.terms) + cell.rest_sum
+        for term in cell.terms:
+            assert term.product == pytest.approx(term.left * term.right)
+        if not cell.steps and point.name != "mlp.raw":  # a bias or a shared expert is told beside the sum
+            assert total == pytest.approx(found, rel=1e-9, abs=1e-9), point
+
+
+@pytest.mark.parametrize("family", LIKE)
+def test_most_cells_are_explained(family):
+    run = run_of(LIKE[family])
+    told = [run.arithmetic.cell(point, (0,) * run.value(point).ndim) for point in points_of(LIKE[family])]
+    explained = [cell for cell in told if cell.terms or cell.steps]
+    assert len(explained) > 0.75 * len(told)
+
+
+def test_a_softmax_tells_its_numerator_and_its_sum(toy):
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    cell = run.arithmetic.cell(Point("attn.pattern", 1), (1, 2, 1))
+    row = run.value(Point("attn.masked", 1))[1, 2]
+    total = np.exp(row - row.max()).sum()
+    assert f"{np.exp(row[1] - row.max()):.4g}" in cell.steps[-1] and f"{total:.4g}" in cell.steps[-1]
+
+
+def test_a_masked_weight_is_said_to_be_hidden(toy):
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    assert run.arithmetic.cell(Point("attn.pattern", 0), (0, 0, 2)).hidden
+    assert not run.arithmetic.cell(Point("attn.pattern", 0), (0, 2, 0)).hidden
+    assert run.arithmetic.cell(Point("attn.masked", 0), (0, 0, 2)).value is None
+
+
+def test_a_bias_is_told_beside_the_sum(toy):
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    cell = run.arithmetic.cell(Point("mlp.up", 0), (2, 3))
+    bias = float(toy.parameters.layers[0]["mlp.up"].bias[3])
+    total = sum(term.product for term in cell.terms) + cell.rest_sum
+    assert total + bias == pytest.approx(cell.value)
+
+
+def test_a_point_that_an_edit_changed_is_said_to_be_edited(toy):
+    from cutaway.serve.edits import edits_of
+
+    edits = edits_of([{"zero": "layers.0.attn.z", "heads": [0]}])
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"), edits)
+    cell = run.arithmetic.cell(Point("attn.z", 0), (0, 2, 1))
+    assert cell.edited and cell.value == 0
+    assert not run.arithmetic.cell(Point("attn.raw", 0), (2, 1)).edited
