@@ -124,6 +124,109 @@ def test_chat_wraps_the_prompt_as_one_message_and_the_model_ends_its_turn(here):
     assert "<|" not in told["text"]
 
 
+# Looking closer
+
+
+def test_a_forced_token_is_shown_beside_what_comes_without_it(here):
+    arguments = ("generate", "--model", "toy", TOY, "--temperature", "0", "--max-tokens", "6", "--force", "1= troll")
+    ended = here(*arguments)
+    toy = package.load("toy")
+    free, forced = (toy.generate(TOY, 6, 0, force=force) for force in ({}, {1: "troll"}))
+    assert ended.code == 0
+    assert "as it comes" in ended.out and 'with " troll" at step 1' in ended.out
+    assert free.text.strip() in ended.out and forced.text.strip() in ended.out
+    assert "They part after 1 token; each token is read by all that follow." in ended.out
+    told = json.loads(here(*arguments, "--json").out)
+    assert [token["id"] for token in told["free"]["tokens"]] == free.tokens
+    assert [token["id"] for token in told["forced"]["tokens"]] == forced.tokens
+    assert [token["forced"] for token in told["forced"]["tokens"]] == [False, True, False, False, False, False]
+
+
+def test_without_a_seed_both_continuations_draw_the_same_numbers(here):
+    ended = here("generate", "--model", "toy", TOY, "--max-tokens", "8", "--force", "7=troll", "--json")
+    told = json.loads(ended.out)
+    numbers = [[token["number"] for token in told[name]["tokens"]] for name in ("free", "forced")]
+    assert numbers[0] == numbers[1]
+    assert [t["id"] for t in told["free"]["tokens"]][:7] == [t["id"] for t in told["forced"]["tokens"]][:7]
+
+
+def test_greedy_is_shown_beside_the_draws_and_its_loop_is_told(here):
+    prompt = "The cat sat on the mat. The cat"
+    ended = here("generate", prompt, "--max-tokens", "30", "--seed", "1", "--beside-greedy")
+    assert "in a loop from token 0 on: the same 5 tokens, 6 times." in ended.out
+    assert ended.out.count("bits of entropy a token") == 2
+
+
+def test_two_columns_stand_side_by_side_on_a_terminal(in_a_terminal):
+    shown = in_a_terminal(
+        "generate", "--model", "toy", TOY, "--temperature", "0", "--max-tokens", "6", "--force", "0=troll"
+    )
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown)
+    assert re.search(r'as it comes +│ with "troll" at step 0', plain)
+    assert re.search(r"potion.*│.*troll", plain)
+
+
+def test_each_step_tells_what_was_drawn_and_how_undecided_it_was(here):
+    ended = here("generate", "--model", "toy", TOY, "--max-tokens", "3", "--seed", "1", "--top-k", "4", "--steps")
+    assert ended.code == 0
+    lines = [line for line in ended.out.splitlines() if re.match(r" +\d  ", line)]
+    out = package.load("toy").generate(TOY, 3, top_k=4, seed=1, record=True)
+    assert len(lines) == 3
+    for line, step in zip(lines, out.steps, strict=True):
+        assert f"{step.record.entropy:.2f} bit" in line
+        assert f"{step.record.number:.4f}" in line
+        assert "      4  " in line  # kept
+
+
+def test_the_steps_are_in_the_document_too(here):
+    ended = here(
+        "generate", "--model", "toy", TOY, "--max-tokens", "2", "--seed", "1", "--top-k", "4", "--steps", "--json"
+    )
+    told = json.loads(ended.out)["tokens"]
+    assert [stage["stage"] for stage in told[0]["stages"]] == ["logits", "temperature", "top_k"]
+    assert told[0]["stages"][2]["kept"] == 4
+    assert told[0]["interval"][0] <= told[0]["number"] < told[0]["interval"][1]
+
+
+def test_nonsense_is_continued_with_little_margin_and_no_token_for_not_knowing(here):
+    """Chapter 16.3: every distribution sums to 1, also where nothing is right; only its entropy tells."""
+
+    def first(prompt: str) -> dict:
+        return json.loads(here("generate", prompt, "--max-tokens", "1", "--temperature", "0", "--steps", "--json").out)
+
+    known, nonsense = (
+        first(prompt)["tokens"][0] for prompt in ("The capital of France is", "The capital of Zorblax is")
+    )
+    assert nonsense["entropy_bits"] > known["entropy_bits"] + 2
+    assert nonsense["margin"] < known["margin"]
+    for told in (known, nonsense):
+        own = told["stages"][0]
+        assert sum(own["leading"].values()) + own["tail"] == pytest.approx(1)
+
+
+def test_penalties_bias_and_order_reach_the_draw(here):
+    base = ("generate", "--model", "toy", TOY, "--max-tokens", "6", "--temperature", "0", "--json")
+    toy = package.load("toy")
+    for arguments, settings in (
+        (("--repetition-penalty", "3"), {"repetition_penalty": 3.0}),
+        (("--presence-penalty", "9"), {"presence_penalty": 9.0}),
+        (("--frequency-penalty", "9"), {"frequency_penalty": 9.0}),
+        (("--logit-bias", "4=-inf", "--logit-bias", "8=3"), {"logit_bias": {4: float("-inf"), 8: 3.0}}),
+        (("--typical-p", "0.2", "--order", "llama.cpp"), {"typical_p": 0.2, "order": "llama.cpp"}),
+    ):
+        told = json.loads(here(*base, *arguments).out)
+        expected = toy.generate(TOY, 6, 0, **settings)
+        assert [token["id"] for token in told["tokens"]] == expected.tokens
+
+
+def test_guesses_give_the_same_text_in_fewer_passes(here):
+    prompt = "The cat sat on the mat. The cat sat on the mat. The cat sat"
+    arguments = ("generate", prompt, "--max-tokens", "16", "--temperature", "0")
+    plain, quick = here(*arguments), here(*arguments, "--guess", "8")
+    assert quick.out == plain.out
+    assert "tokens a pass" not in plain.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -142,6 +245,14 @@ def test_chat_wraps_the_prompt_as_one_message_and_the_model_ends_its_turn(here):
         (["--ids", "1 " * 129], "has 129 tokens"),
         (["--ids", "1", "--chat"], "--chat wraps a text"),
         ([TOY, "--chat"], "without a chat template"),
+        ([TOY, "--force", "troll"], "--force is 'troll'; it takes a step and a text"),
+        ([TOY, "--force", "1=elf"], "'elf' is not in this model's vocabulary"),
+        ([TOY, "--force", "0=troll", "--beside-greedy"], "each show two continuations"),
+        ([TOY, "--beside-greedy", "--temperature", "0"], "the draws are greedy themselves"),
+        ([TOY, "--logit-bias", "troll=3"], "--logit-bias is 'troll=3'"),
+        ([TOY, "--logit-bias", "10=3"], "logit_bias names token 10; toy has ids 0 to 9"),
+        ([TOY, "--order", "ollama"], "There is no order 'ollama'"),
+        ([TOY, "--guess", "-1"], "guess is -1"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])
