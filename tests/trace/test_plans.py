@@ -1,0 +1,329 @@
+"""What is kept of a pass can be chosen to the head and the row, reduced on the fly, and is billed before the run."""
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cutaway import CutawayError
+from cutaway.engines import make_engine
+from cutaway.engines.numpy import NumpyEngine
+from cutaway.points import POINTS, Point, points_of, shape_of
+from cutaway.spec.catalog import llama_like
+from cutaway.trace.bill import free_memory
+from cutaway.trace.edits import Scale, Zero
+from cutaway.trace.recorder import Cut
+from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
+
+# Choosing heads, choosing by a function
+
+
+@pytest.mark.parametrize("like", LIKE)
+@pytest.mark.parametrize("heads", [[0], [2, 0], [1]])
+@pytest.mark.parametrize("positions", [None, [3, 1], [-1]])
+def test_heads_choose_a_part_of_every_point_that_has_heads(like, heads, positions):
+    spec = LIKE[like]
+    model, ids = random_model(spec), random_ids(spec, 6)
+    whole = model.trace(ids, points=["*"])
+    part = model.trace(ids, points=["*"], heads=heads, positions=positions)
+    group = spec.layers[0].attention.n_heads // spec.layers[0].attention.n_kv_heads
+    for point in points_of(spec):
+        expected, symbols = whole[point], point.info.shape
+        if "H" in symbols:
+            expected = expected[heads]
+        elif "H_kv" in symbols:
+            expected = expected[sorted({head // group for head in heads})]
+        if positions is not None and "T" in symbols:
+            expected = np.take(expected, positions, axis=symbols.index("T"))
+        assert np.array_equal(part[point], expected), str(point)
+    assert part.heads == tuple(heads)
+
+
+def test_a_head_that_is_not_there_is_refused():
+    with pytest.raises(CutawayError, match="Head 4 was asked for; small-llama has heads 0 to 3"):
+        random_model(LLAMA).trace([1, 2], heads=[4])
+    with pytest.raises(CutawayError, match="heads is 'all'"):
+        random_model(LLAMA).trace([1, 2], heads="all")
+
+
+def test_a_function_of_a_point_chooses_points():
+    model = random_model(LLAMA)
+    trace = model.trace([1, 2], points=lambda point: point.layer == 1 and point.name.startswith("mlp"))
+    assert trace.points == [f"layers.1.mlp.{name}" for name in ("norm", "gate", "up", "act", "raw", "out")]
+    both = model.trace([1, 2], points=["logits", lambda point: point.name == "embed.out"])
+    assert both.points == ["embed.out", "logits"]
+    with pytest.raises(CutawayError, match="chooses none of the 51 points of small-llama"):
+        model.trace([1, 2], points=lambda point: False)
+
+
+# Reductions
+
+
+def reduce_by_hand(value, how, axis):
+    name, _, count = how.rstrip(")").partition("(")
+    if name == "last":
+        return np.take(value, -1, axis=axis)
+    if name == "mean":
+        return value.mean(axis=axis)
+    if name == "norm":
+        return np.linalg.norm(value, axis=-1)
+    order = np.argsort(-value, axis=-1, kind="stable")[..., : int(count)]
+    return order if name == "argtop" else np.take_along_axis(value, order, axis=-1)
+
+
+@given(specs(), st.integers(1, 40), st.data())
+def test_a_reduction_on_the_fly_is_that_of_the_whole_value(spec, length, data):
+    model, ids = random_model(spec), random_ids(spec, length)
+    fitting = [p for p in points_of(spec) if "T" in p.info.shape and p.name not in ("tokens", "moe.chosen")]
+    point = data.draw(st.sampled_from(fitting))
+    how = data.draw(st.sampled_from(["last", "mean", "norm", "top(3)", "argtop(2)"]))
+    positions = data.draw(st.none() | st.lists(st.integers(0, length - 1), min_size=1, max_size=3, unique=True))
+    address = f"{point} | {how}"
+    by_key = point.name in ("attn.dots", "attn.scores", "attn.masked")
+    if by_key and (how in ("mean", "norm") or point.name != "attn.masked"):
+        if how != "last":
+            with pytest.raises(CutawayError):
+                model.trace(ids, points=[address])
+        return
+    trace = model.trace(ids, points=[address], positions=positions)
+    whole = model.trace(ids, points=[str(point)], positions=positions)[point]
+    expected = reduce_by_hand(whole, how, point.info.shape.index("T"))
+    if how.startswith("argtop"):  # among equal numbers any may come first where they end
+        expected, found = (np.take_along_axis(whole, at, axis=-1) for at in (expected, trace[address]))
+        assert np.array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(trace[address], expected, rtol=1e-12, atol=1e-12)
+    assert trace.points == [address]
+
+
+def test_a_pooled_pattern_says_how_much_each_stretch_of_queries_gives_to_each_stretch_of_keys():
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 100)
+    trace = model.trace(ids, points=["layers.*.attn.pattern | pool(10)", "layers.0.attn.pattern"])
+    pooled, whole = trace["layers.0.attn.pattern | pool(10)"], trace["layers.0.attn.pattern"]
+    assert pooled.shape == (4, 10, 10)
+    np.testing.assert_allclose(pooled, whole.reshape(4, 10, 10, 10, 10).sum(-1).mean(2), atol=1e-12)
+    np.testing.assert_allclose(pooled.sum(-1), 1)
+    few = model.trace(ids[:7], points=["layers.1.attn.pattern | pool(64)", "layers.1.attn.pattern"])
+    np.testing.assert_allclose(few["layers.1.attn.pattern|pool(64)"], few["layers.1.attn.pattern"], atol=1e-12)
+
+
+def test_a_reduction_of_an_edited_value_is_of_what_was_used():
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 30)
+    edits = [Scale("layers.0.attn.pattern", 0.5), Zero("layers.1.attn.head_out", heads=[1]), Scale("logits", 2.0)]
+    points = ["layers.0.attn.pattern", "layers.1.attn.head_out", "logits"]
+    reductions = [f"{point} | {how}" for point in points for how in ("norm", "top(2)")]
+    trace = model.trace(ids, points=[*points, *reductions], edits=edits)
+    for address in reductions:
+        point, how = address.split(" | ")
+        expected = reduce_by_hand(trace[point], how, Point(point.split(".", 2)[-1]).info.shape.index("T"))
+        np.testing.assert_allclose(trace[address], expected, atol=1e-12)
+
+
+def test_reductions_are_kept_of_each_step_of_a_generation():
+    points = ["layers.0.attn.pattern", "layers.0.attn.pattern | top(2)", "layers.*.resid_post | norm"]
+    for step in random_model(LLAMA).generate([1, 2, 3], max_tokens=3, temperature=0, points=points).steps:
+        pattern = step.trace["layers.0.attn.pattern"]
+        assert np.array_equal(step.trace["layers.0.attn.pattern | top(2)"], -np.sort(-pattern, axis=-1)[..., :2])
+        assert step.trace["layers.1.resid_post | norm"].shape == (pattern.shape[1],)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("layers.*.resid_post | median", "'median' is no reduction; it may be last, mean, norm, top"),
+        ("layers.*.resid_post | top(0)", "is no reduction"),
+        ("layers.*.resid_post | pool(4)", "pool is for attn.pattern"),
+        ("layers.*.attn.masked | mean", "it has no mean"),
+        ("layers.*.attn.scores | top(2)", r"ask for attn.masked \| top\(2\)"),
+        ("tokens | last", "there is nothing in it to reduce"),
+        ("layers.*.attn.patern | mean", "the closest are"),
+    ],
+)
+def test_a_reduction_without_a_meaning_is_refused(address, said):
+    with pytest.raises(CutawayError, match=said):
+        random_model(LLAMA).trace([1, 2], points=[address])
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpu"])
+def test_at_8000_tokens_every_heads_pattern_is_seen_without_a_t_by_t_array(engine):
+    spec = llama_like("long", vocab_size=31, d_model=16, n_layers=1, n_heads=2, n_kv_heads=1, d_ff=16)
+    model, ids = random_model(spec, engine=make_engine(engine, "float32"), dtype="float32"), random_ids(spec, 8000)
+    tracemalloc.start()
+    trace = model.trace(ids, points=["layers.*.attn.pattern | pool(64)", "layers.*.attn.pattern | top(3)"])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    whole = 2 * 8000 * 8000 * 4
+    assert peak < whole / 4
+    np.testing.assert_allclose(trace["layers.0.attn.pattern | pool(64)"].sum(-1), 1, atol=1e-5)
+    assert trace["layers.0.attn.pattern | top(3)"].shape == (2, 8000, 3)
+
+
+# The bill
+
+
+@pytest.mark.parametrize("like", LIKE)
+@pytest.mark.parametrize("positions", [None, [2, 5]])
+@pytest.mark.parametrize("heads", [None, [1]])
+def test_the_bill_lists_every_array_with_the_shape_that_is_then_kept(like, positions, heads):
+    spec = LIKE[like]
+    model, ids = random_model(spec), random_ids(spec, 20)
+    points = ["*", "layers.*.attn.pattern | top(3)", "layers.0.resid_post | mean"]
+    bill = model.plan(ids, points, positions, heads=heads)
+    kept = model.trace(ids, points, positions, heads=heads)._stored.kept
+    shapes = {str(at): (v[0] if isinstance(v, dict) else v).shape for at, v in kept.items()}
+    assert {item.address: item.shape for item in bill.items} == shapes
+
+
+WIDE = llama_like(
+    "wide", vocab_size=50, d_model=64, n_layers=6, n_heads=4, n_kv_heads=2, d_ff=96, d_head=16, tied_head=False
+)
+CAPTURES = {
+    "all streams": (["layers.*.resid_post"], {}),
+    "one stream twice": (["layers.*.resid_pre", "layers.*.resid_post"], {}),
+    "all patterns": (["layers.*.attn.pattern"], {}),
+    "summary": (None, {}),
+    "everything": (["*"], {}),
+    "some heads": (["layers.*.attn.z", "layers.*.attn.q"], {"heads": [1]}),
+    "some rows": (["layers.*.mlp.act", "layers.*.attn.pattern", "layers.*.attn.z"], {"positions": list(range(250))}),
+    "top of patterns": (["layers.*.attn.pattern | top(40)", "layers.*.attn.q"], {}),
+    "stored patterns": (["layers.*.attn.pattern"], {"edits": [Scale("layers.*.attn.scores", 0.5)]}),
+}
+
+
+@pytest.mark.parametrize("engine", ["numpy", "cpu"])
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_a_capture_takes_the_memory_of_its_bill(capture, engine):
+    """Within a tenth, over what the same pass holds when nobody looks."""
+    points, asked = CAPTURES[capture]
+    model, ids = random_model(WIDE, engine=make_engine(engine, "float32"), dtype="float32"), random_ids(WIDE, 500)
+    model.trace(ids, points=[])  # what is made once is there
+    bill = model.plan(ids, points, **asked)
+
+    def held(points, **asked):
+        tracemalloc.start()
+        trace = model.trace(ids, points, **asked)
+        now = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        assert trace is not None
+        return now
+
+    edits = {"edits": asked["edits"]} if "edits" in asked else {}
+    found = held(points, **asked) - held([], **edits)
+    assert found == pytest.approx(bill.bytes, rel=0.1)
+
+
+def test_looking_at_more_costs_no_more_at_the_peak_than_the_bill_says():
+    model, ids = random_model(WIDE, engine=NumpyEngine("float32"), dtype="float32"), random_ids(WIDE, 500)
+    points = ["layers.*.resid_post", "layers.*.mlp.act", "layers.*.attn.z"]
+    model.trace(ids, points=[])
+
+    def peak(points):
+        tracemalloc.start()
+        model.trace(ids, points)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    assert peak(points) - peak([]) <= 1.1 * model.plan(ids, points).bytes
+
+
+def test_the_bill_tells_what_an_array_is_kept_for_and_what_reading_costs():
+    bill = random_model(LLAMA).plan(random_ids(LLAMA, 10), ["layers.0.attn.pattern", "logits"])
+    assert [(item.address, item.why) for item in bill.items] == [
+        ("layers.0.attn.q_rot", "layers.0.attn.pattern"),
+        ("layers.0.attn.k_rot", "layers.0.attn.pattern"),
+        ("final.norm", "logits"),
+    ]
+    assert bill.bytes == 8 * (4 * 10 * 6 + 2 * 10 * 6 + 10 * 12)
+    assert bill.flops == 0
+    assert bill.flops_to_read == 2 * 4 * 10 * 10 * 6 + 2 * 10 * 12 * 23
+    edited = random_model(LLAMA).plan(random_ids(LLAMA, 10), [], edits=[Zero("layers.0.attn.head_out")])
+    assert edited.flops == 2 * 4 * 10 * (4 * 6) * 12
+
+
+def test_the_bill_is_printed_with_its_largest_arrays_first(capsys):
+    random_model(LLAMA).plan(random_ids(LLAMA, 10), ["layers.*.attn.pattern | top(4)", "logits"]).show()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["layers.0.attn.pattern", "|", "top(4)", "[4,", "10,", "4]", "1.3", "kB"]
+    assert lines[2].split() == ["final.norm", "[10,", "12]", "960", "bytes", "for", "logits"]
+    assert lines[-2].startswith("kept: 3.5 kB") and lines[-2].endswith("in 3 arrays")
+
+
+def test_planning_runs_nothing():
+    class Refusing(NumpyEngine):
+        def embed(self, weight, ids):
+            raise AssertionError("a pass began")
+
+    model = random_model(LLAMA, engine=Refusing("float64"))
+    assert model.plan([1, 2, 3], edits=[Zero("layers.0.attn.z")]).bytes > 0
+    with pytest.raises(CutawayError, match="the closest are"):
+        model.plan([1, 2, 3], ["layers.0.attn.patern"])
+
+
+def test_a_capture_over_the_limit_is_refused_before_the_run_and_says_what_to_drop():
+    class Refusing(NumpyEngine):
+        def embed(self, weight, ids):
+            raise AssertionError("a pass began")
+
+    model, ids = random_model(LLAMA, engine=Refusing("float64")), random_ids(LLAMA, 50)
+    with pytest.raises(
+        CutawayError, match=r"keeps 48\.0 kB, more than the limit \(20\.0 kB\).*layers\.\*\.mlp\.act: 16\.0 kB.*spill="
+    ):
+        model.trace(ids, points=["layers.*.mlp.act", "layers.*.mlp.up", "layers.*.mlp.gate"], limit=20_000)
+
+
+def test_without_a_limit_half_of_the_free_memory_is_allowed(monkeypatch):
+    monkeypatch.setattr("cutaway.trace.bill.free_memory", lambda: 10_000)
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 50)
+    with pytest.raises(CutawayError, match=r"more than half of the memory that is free \(5\.0 kB\)"):
+        model.trace(ids)
+    model.trace(ids, points=["layers.0.resid_post | mean"])
+    model.trace(ids, limit=10**9)
+
+
+def test_the_free_memory_of_this_machine_is_known():
+    free = free_memory()
+    assert free is not None and 1 << 20 < free < 1 << 50
+
+
+# On disk
+
+
+def test_a_capture_spilled_to_a_file_reads_the_same_bit_for_bit(tmp_path):
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 70)
+    points = ["*", "layers.*.attn.pattern | pool(8)"]
+    edits = [Scale("layers.1.attn.scores", 0.5)]
+    plain = model.trace(ids, points, edits=edits)
+    spilled = model.trace(ids, points, edits=edits, spill=tmp_path / "pass.bin", limit=0)
+    for point in plain.points:
+        assert np.array_equal(plain[point], spilled[point], equal_nan=True), point
+    assert (tmp_path / "pass.bin").stat().st_size >= 70 * 70 * 8 * 4
+    assert isinstance(spilled._stored.kept[Point("resid_post", 0)], np.memmap)
+    with pytest.raises(CutawayError, match=r"There is a file .*pass\.bin already; name a new one"):
+        model.trace(ids, points, spill=tmp_path / "pass.bin")
+    with pytest.raises(CutawayError, match=r"cannot be spilled to .*No such file or directory"):
+        model.trace(ids, points, spill=tmp_path / "missing" / "pass.bin")
+
+
+def test_a_spilled_capture_takes_no_memory_of_its_size(tmp_path):
+    model, ids = random_model(WIDE, engine=NumpyEngine("float32"), dtype="float32"), random_ids(WIDE, 500)
+    points = ["layers.*.resid_post", "layers.*.mlp.act", "layers.*.attn.z"]
+    model.trace(ids, points=[])
+    tracemalloc.start()
+    trace = model.trace(ids, points, spill=tmp_path / "pass.bin")
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < model.plan(ids, points).bytes / 5
+    assert trace["layers.5.mlp.act"].shape == (500, 96)
+
+
+def test_every_points_shape_is_told_in_numbers():
+    for spec in (GPT2, LLAMA, POST):
+        trace = random_model(spec).trace(random_ids(spec, 5), points=["*"])
+        for point in points_of(spec):
+            assert trace[point].shape == shape_of(point, spec, 5)
+    assert Cut().heads_of(Point("attn.z", 0), LLAMA) is None
+    assert set(POINTS) > {point.name for point in points_of(replace(LLAMA, final_norm=None))}
