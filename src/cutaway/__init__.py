@@ -5,6 +5,7 @@
     trace = model.trace("the cat sat on it")
     trace["layers.3.attn.pattern"]
     trace.next_tokens(10)
+    model.trace("the cat sat on it", edits=[cutaway.edits.Zero("layers.3.attn.z", heads=[5])])
 
 What is heavy is imported when it is first used, so that `import cutaway` is quick.
 """
@@ -14,12 +15,20 @@ from cutaway.errors import CutawayError
 TYPE_CHECKING = False  # what type checkers take for true; `typing` itself would be a third of the import's time
 if TYPE_CHECKING:
     from cutaway.model import Model, count, load
-    from cutaway.trace import Trace
+    from cutaway.trace import Trace, edits
+    from cutaway.trace.saved import open_trace
 
 __version__ = "0.1.0"
-__all__ = ["CutawayError", "Model", "Trace", "__version__", "count", "load"]
+__all__ = ["CutawayError", "Model", "Trace", "__version__", "count", "edits", "load", "open_trace"]
 
-_HOMES = {"load": "cutaway.model", "count": "cutaway.model", "Model": "cutaway.model", "Trace": "cutaway.trace"}
+_HOMES = {
+    "load": "cutaway.model",
+    "count": "cutaway.model",
+    "Model": "cutaway.model",
+    "Trace": "cutaway.trace",
+    "edits": "cutaway.trace",
+    "open_trace": "cutaway.trace.saved",
+}
 
 
 def __getattr__(name: str) -> object:

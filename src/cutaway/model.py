@@ -24,7 +24,7 @@ from cutaway.trace import Prompt, Trace
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.bill import Bill
 from cutaway.trace.edit_json import read_edits
-from cutaway.trace.edits import Edit
+from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.gradients import run_connected
 from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors

@@ -10,7 +10,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.attention import visible
 from cutaway.points import Point
 from cutaway.spec import ExpertsSpec, ModelSpec
-from cutaway.trace.edits import Keep, PointEdit
+from cutaway.trace.edit_kinds import Keep, PointEdit
 from cutaway.trace.selection import AXES, SELECTIONS, Place, rows_chosen
 
 

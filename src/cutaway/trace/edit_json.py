@@ -13,8 +13,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.trace.edit_kinds import KINDS, Edit
 from cutaway.trace.edit_sources import file_stamp, source_traces
-from cutaway.trace.edits import KINDS, Edit
 from cutaway.trace.without import Without
 
 ALL_KINDS: dict[str, type[Edit]] = {**KINDS, Without.kind: Without}

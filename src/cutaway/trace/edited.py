@@ -8,8 +8,8 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
+from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.editing import Done
-from cutaway.trace.edits import Edit
 
 Rerun = Callable[[Sequence[Edit]], np.ndarray | None]
 

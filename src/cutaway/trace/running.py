@@ -20,9 +20,9 @@ from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap
 from cutaway.spec import ModelSpec
 from cutaway.trace.bill import Bill, bill
+from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import Editing
-from cutaway.trace.edits import Edit
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.recorder import Cut, Recorder
