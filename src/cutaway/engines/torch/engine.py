@@ -58,8 +58,10 @@ class TorchEngine:
             return values.to(self.device, self.torch_dtype)
         return torch.tensor(np.asarray(values)).to(self.torch_dtype).to(self.device)
 
-    def numpy(self, values: torch.Tensor) -> np.ndarray:
+    def numpy(self, values: torch.Tensor | np.ndarray) -> np.ndarray:
         """Back to NumPy; the 16-bit precisions as float32, which holds each of their numbers exactly."""
+        if isinstance(values, np.ndarray):  # whole numbers were never anywhere else
+            return values
         values = values.detach()
         if values.dtype in (torch.bfloat16, torch.float16):
             values = values.float()
@@ -106,7 +108,8 @@ class TorchEngine:
             turned = torch.stack((one * cosines - other * sines, other * cosines + one * sines), dim=-1).flatten(-2)
         return turned if not rest.shape[-1] else torch.cat((turned, rest), dim=-1)
 
-    def dots(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    def dots(self, q: torch.Tensor | np.ndarray, k: torch.Tensor | np.ndarray) -> torch.Tensor:
+        q, k = self.array(q), self.array(k)  # those that a trace kept may stand in NumPy
         n_heads, n_rows, d_head = q.shape
         grouped = q.reshape(len(k), -1, d_head)  # [H_kv, H/H_kv · R, d_head]: query heads beside their key head
         return (grouped @ k.swapaxes(1, 2)).reshape(n_heads, n_rows, k.shape[1])
