@@ -66,9 +66,9 @@ def test_a_text_past_what_the_model_was_made_for_is_said_in_one_line(here, monke
 
 
 def test_control_characters_of_a_model_do_not_reach_a_terminal():
-    from cutaway.cli.generate import _harmless
+    from cutaway.cli.generate import harmless
 
-    assert _harmless("a\x1b[31mb\tc\n\x9bd\x7f") == "a\\x1b[31mb\tc\n\\x9bd\\x7f"
+    assert harmless("a\x1b[31mb\tc\n\x9bd\x7f") == "a\\x1b[31mb\tc\n\\x9bd\\x7f"
 
 
 def test_json_is_one_document_that_holds_the_whole_response(here):

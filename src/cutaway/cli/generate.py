@@ -114,7 +114,9 @@ def run(options: argparse.Namespace) -> int:
     if options.chat:
         if not given:
             raise CutawayError("The prompt is empty; a chat needs at least one character from the user.")
-        prompt = model.tokenizer.apply_chat_template([{"role": "user", "content": given}])
+        from cutaway.generate.conversation import chat_ids
+
+        prompt = chat_ids(model.tokenizer, [{"role": "user", "content": given}])
     if forced or options.beside_greedy:
         return _side_by_side(model, prompt, settings, forced, options)
     if options.json:
@@ -192,11 +194,11 @@ def _side_by_side(
     shown = []
     for title, out in zip(titles, outs, strict=True):
         given = frozenset(step.index for step in out.steps if step.forced)
-        shown.append(Continuation(title, out, [_harmless(text) for text in said(model, out)], given))
+        shown.append(Continuation(title, out, [harmless(text) for text in said(model, out)], given))
     draw_beside(shown[0], shown[1])
     if options.steps:
         for continuation in shown:
-            draw_steps(continuation.out.steps, lambda token: _harmless(model.piece(token)), title=continuation.title)
+            draw_steps(continuation.out.steps, lambda token: harmless(model.piece(token)), title=continuation.title)
     return 0
 
 
@@ -219,7 +221,10 @@ def _drawn(settings: dict[str, Any]) -> str:
 
 
 def _as_json(model: "Model", prompt: str | list[int], settings: dict[str, Any], options: argparse.Namespace) -> int:
-    print_json(_document(model, prompt, model.generate(prompt, **settings), settings))
+    document = _document(model, prompt, model.generate(prompt, **settings), settings)
+    if options.chat:
+        document["prompt"] = model.tokenizer.decode(document["prompt_ids"])
+    print_json(document)
     return 0
 
 
@@ -282,7 +287,7 @@ def _as_text(
                 first = time.perf_counter()
                 if watched:
                     _show_prompt(given, "\n" if options.chat else "")
-            text = _harmless(step.text) if watched else step.text
+            text = harmless(step.text) if watched else step.text
             if text:
                 last = text
                 sys.stdout.write(text)
@@ -297,7 +302,7 @@ def _as_text(
     if options.steps:
         from cutaway.generate.draw_steps import draw_steps
 
-        draw_steps(taken, lambda token: _harmless(model.piece(token)))
+        draw_steps(taken, lambda token: harmless(model.piece(token)))
     _tell(model, prompt, taken, finish, first - begun, time.perf_counter() - first)
     return 0
 
@@ -307,11 +312,11 @@ def _show_prompt(prompt: str | list[int], end: str) -> None:
     from rich.text import Text
 
     shown = prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) + " →"
-    Console(highlight=False).print(Text(_harmless(shown), style="dim"), end=end, soft_wrap=True)
+    Console(highlight=False).print(Text(harmless(shown), style="dim"), end=end, soft_wrap=True)
     sys.stdout.flush()
 
 
-def _harmless(text: str) -> str:
+def harmless(text: str) -> str:
     """Control characters spelt out: a model may write any, and a terminal would obey them."""
     return "".join(c if c in "\n\t" or not (ord(c) < 32 or 127 <= ord(c) < 160) else f"\\x{ord(c):02x}" for c in text)
 
