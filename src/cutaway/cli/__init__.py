@@ -27,11 +27,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Look at how the next token is picked: temperatures, filters, draws.",
         'cutaway sample "The capital of France is"',
     ),
-    "chat": ("Talk with a chat model.", "cutaway chat"),
+    "chat": ("Talk with a chat model.", 'cutaway chat "Say hello." --temperature 0'),
     "serve": ("Open the live page: type a text and watch a model think.", "cutaway serve"),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),
     "verify": ("Check that a model computes what it says, identity by identity.", "cutaway verify toy"),
+    "points": ("List every address of a model: its shape, its meaning, its chapter.", "cutaway points smollm2-135m"),
     "count": ("Count parameters, work and bytes of a configuration, without weights.", "cutaway count llama-2-70b"),
     "doctor": ("Say what this installation runs on, and what is wrong with it.", "cutaway doctor"),
 }
