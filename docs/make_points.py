@@ -23,8 +23,14 @@ key/value heads, d_head and d_value the widths of a head's keys and values, d_ff
 per token, q_rank and kv_rank the widths of latents, d_rope the rotated part of a latent key. Chapters are those of
 the lecture “Inside the Transformer: The Complete Forward Pass”.
 
+After an address may stand what is to be kept of it, worked out while the pass runs: `| last` (the last row), `| mean`
+(over the rows), `| norm` (of each row), `| top(k)` and `| argtop(k)` (the k largest of each row, and where they stand),
+and of `attn.pattern` `| pool(n)`: at most n × n cells, each what a stretch of queries gives to a stretch of keys.
+[NAMES.md](NAMES.md) has the names of other tools.
+
 `attn.dots`, `attn.scores`, `attn.masked`, `attn.pattern`, `attn.head_out` and `logits` are not stored when they are
-captured but worked out on access from what is, by the very functions of the pass: the bits are the same.
+captured but worked out on access from what is, by the very functions of the pass: the bits are the same. Where an edit
+reaches them on the way, they are stored as the pass used them.
 `attn.out` and `mlp.out` are exactly what is added to the residual stream; `attn.raw` and `mlp.raw` are what the
 sub-layer gave, before a norm that some models put between. `resid_mid` and `resid_post` are what the next part reads:
 in post-norm models that is after the norm, and `attn.sum` and `mlp.sum` hold the sum before it.

@@ -1,5 +1,6 @@
 """Every intermediate has one address, and an address that names nothing is refused with the reason."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,9 +14,22 @@ from cutaway.engines.numpy import NumpyEngine
 from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.transformer import transformer
 from cutaway.points import POINTS, Point, Unwatched, find_points, layer_names, parse_point, points_of, shape_symbols
-from cutaway.spec import ExpertsSpec, LayerSpec, ModelSpec, PositionsSpec
+from cutaway.points.foreign import FOREIGN
+from cutaway.spec import ExpertsSpec, LayerSpec, ModelSpec, NormSpec, PositionsSpec
 from cutaway.trace.recorder import Recorder
-from random_models import GPT2, LIKE, LLAMA, POST, NotingTap, everything, random_ids, random_parameters, specs
+from random_models import (
+    GPT2,
+    LIKE,
+    LLAMA,
+    POST,
+    NotingTap,
+    everything,
+    random_ids,
+    random_model,
+    random_parameters,
+    specs,
+    with_layers,
+)
 
 ATTENTION = "attn.q attn.k attn.v {} attn.dots attn.scores attn.masked attn.pattern attn.z attn.head_out attn.raw"
 
@@ -215,6 +229,70 @@ def test_one_wrong_pattern_among_right_ones_is_not_passed_over():
 def test_where_one_point_is_needed_several_are_refused():
     with pytest.raises(CutawayError, match=r"names 2 points \(layers.0.attn.out, layers.1.attn.out, …\)"):
         parse_point("layers.*.attn.out", LLAMA)
+
+
+# Names of other tools
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("blocks.1.attn.hook_pattern", ["layers.1.attn.pattern"]),
+        ("blocks.*.hook_resid_post", ["layers.0.resid_post", "layers.1.resid_post"]),
+        ("blocks.0.mlp.hook_pre", ["layers.0.mlp.gate"]),
+        ("model.layers.1.self_attn.o_proj", ["layers.1.attn.raw"]),
+        ("model.layers.0.post_attention_layernorm", ["layers.0.mlp.norm"]),
+        ("model.layers.1", ["layers.1.resid_post"]),
+        ("hidden_states[0]", ["layers.0.resid_pre"]),
+        ("hidden_states[2]", ["final.norm"]),
+        ("lm_head", ["logits"]),
+        ("kq_soft_max-0", ["layers.0.attn.pattern"]),
+        ("l_out-1", ["layers.1.resid_post"]),
+        ("result_norm", ["final.norm"]),
+    ],
+)
+def test_a_name_of_another_tool_stands_for_ours_where_the_axes_are_the_same(theirs, ours):
+    assert names(theirs) == ours
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [
+        (
+            "blocks.1.attn.hook_q",
+            r"TransformerLens's name of layers\.1\.attn\.q, which is \[T, H, d_head\] there and here \[H, T, d_head\]",
+        ),
+        ("ln_final.hook_normalized", r"name of final\.norm, there before the gain"),
+        ("model.layers.0.self_attn.q_proj", r"\[T, H · d_head\] there and here \[H, T, d_head\]"),
+        ("Qcur-1", r"llama\.cpp's name of layers\.1\.attn\.q, there the name is given before and after the rotation"),
+        ("transformer.h.0.attn.c_attn", r"layers\.0\.attn\.q and layers\.0\.attn\.k and layers\.0\.attn\.v"),
+        ("blocks.5.hook_resid_pre", "has layers 0 to 1"),
+        ("hook_pos_embed", "adds no positions to its embedding"),
+    ],
+)
+def test_a_name_whose_axes_or_meaning_are_others_is_refused_with_ours(theirs, said):
+    with pytest.raises(CutawayError, match=said):
+        names(theirs)
+
+
+def test_a_name_that_means_another_point_in_another_architecture_does_so():
+    assert names("blocks.0.mlp.hook_pre", spec=GPT2) == ["layers.0.mlp.up"]
+    assert names(
+        "model.layers.0.post_attention_layernorm", spec=with_layers(LLAMA, out_norm=NormSpec("rms", 1e-6))
+    ) == ["layers.0.attn.out"]
+    assert names("hidden_states[2]", spec=POST) == ["layers.1.resid_post"]
+
+
+def test_every_foreign_name_belongs_to_a_point_that_there_is():
+    for foreign in FOREIGN:
+        for name in re.split(r", | or | and ", foreign.ours):
+            assert name in POINTS, foreign.name
+
+
+def test_a_trace_is_read_by_foreign_names_too():
+    trace = random_model(LLAMA).trace([1, 2, 3], points=["blocks.0.attn.hook_pattern"])
+    assert trace.points == ["layers.0.attn.pattern"]
+    assert trace["kq_soft_max-0"] is not None and np.array_equal(trace["attentions[0]"], trace["layers.0.attn.pattern"])
 
 
 def test_an_unwatched_pass_hands_every_value_on_as_it_is():

@@ -10,9 +10,10 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_page_of_points_is_made_from_the_table_of_points():
-    made = runpy.run_path(str(ROOT / "docs" / "make_points.py"))["page"]()
-    assert (ROOT / "docs" / "POINTS.md").read_text(encoding="utf-8") == made
+@pytest.mark.parametrize("what", ["points", "names"])
+def test_a_page_of_addresses_is_made_from_the_table_that_the_product_uses(what):
+    made = runpy.run_path(str(ROOT / "docs" / f"make_{what}.py"))["page"]()
+    assert (ROOT / "docs" / f"{what.upper()}.md").read_text(encoding="utf-8") == made
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

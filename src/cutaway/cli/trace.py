@@ -23,6 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--point", metavar="ADDRESS", help="show one tensor in full, such as layers.3.attn.pattern; --head picks a head"
     )
+    parser.add_argument(
+        "--edit",
+        action="append",
+        default=[],
+        metavar="JSON",
+        help='change the pass: --edit \'{"zero": "layers.3.attn.z", "heads": [5]}\'; as often as wanted',
+    )
     parser.add_argument("--top", type=int, metavar="N", help="how many next tokens to show (10)")
     parser.add_argument(
         "--save", type=Path, metavar="FILE", help="also write what was captured to this safetensors file"
@@ -36,6 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
     from cutaway.points import parse_point
     from cutaway.trace.draw import draw_opening
+    from cutaway.trace.edits import read_edits
     from cutaway.trace.plan import overview_points
     from cutaway.trace.report import head_index, layer_index, opening, report
 
@@ -47,11 +55,14 @@ def run(options: argparse.Namespace) -> int:
     head = None if options.head is None else head_index(spec, layer, options.head)
     top = 10 if options.top is None else options.top
     told = model.prompt(prompt)
+    edits = read_edits(options.edit)
+    wanted = overview_points(spec, layer)
+    points = wanted if point is None else [*wanted, point]
+    model.plan(told.ids, points, edits=edits)
     opened = sys.stdout.isatty() and not options.json
     if opened:  # so that there is something to look at while a long pass runs
         draw_opening(opening(spec, model.engine.name, model.engine.dtype.name, told, model.origin))
-    wanted = overview_points(spec, layer)
-    trace = model.trace(prompt, points=wanted if point is None else [*wanted, point])
+    trace = model.trace(prompt, points, edits=edits)
     if options.save is not None:
         saved = trace.save(options.save)
         print(f"cutaway: {len(trace.points)} tensors written to {saved}", file=sys.stderr)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cutaway.trace.chips import draw_chips
+from cutaway.trace.edit_report import draw_edits
 from cutaway.trace.page import (
     ATTENTION,
     FEED_FORWARD,
@@ -51,6 +52,7 @@ def draw_trace(
     draw_stages(page, told)
     draw_layers(page, told)
     draw_next_tokens(page, told)
+    draw_edits(page, told)
 
 
 def draw_opening(told: Mapping[str, Any], console: Console | None = None) -> None:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cutaway.trace.draw import draw_opening
 from cutaway.trace.edges import hidden_cells
+from cutaway.trace.edit_report import draw_edits
 from cutaway.trace.page import HATCH, Page, fit, quoted, weight_style
 from cutaway.trace.report import head_index, layer_index, report
 from cutaway.trace.trace import Trace
@@ -57,6 +58,7 @@ def draw_head(
         _map(page, pattern, hidden, queries, keys)
         _legend(page)
     _strongest(page, pattern, queries, keys)
+    draw_edits(page, told)
 
 
 def _map(page: Page, pattern: np.ndarray, hidden: np.ndarray, queries: Sequence[int], keys: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ from cutaway.points import Point, parse_point, points_of, shape_symbols
 from cutaway.progress import progress
 from cutaway.spec import ModelSpec
 from cutaway.trace.edges import strongest_edge
+from cutaway.trace.edit_report import edits_told
 from cutaway.trace.trace import Prompt, Trace, is_whole
 
 
@@ -28,7 +29,8 @@ def report(
     `stages` are those outside the layers and those of layer `layer`, each with the `first` numbers of one row:
     that of token `row`, the last one, of head `head` (0 where not given) where a stage has heads. `layers` has one
     entry per layer, whose norms are means over the tokens but the first. With `point`, `values` holds that tensor
-    whole. Raises CutawayError for a layer, head or point that the model does not have, or the trace did not keep.
+    whole. Of a run with edits it tells what each of them did (`edits_told`), for which the unedited pass runs. Raises
+    CutawayError for a layer, head or point that the model does not have, or the trace did not keep.
     """
     spec = trace.spec
     layer = layer_index(spec, layer)
@@ -49,6 +51,7 @@ def report(
             {"id": t.id, "piece": t.text, "logit": t.logit, "probability": t.probability}
             for t in (trace.next_tokens(top) if trace.predicts else [])
         ],
+        **edits_told(trace, top),
         **whole,
     }
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from cutaway.points import LECTURE, Point, parse_point, shape_symbols
 from cutaway.trace.draw import draw_opening
 from cutaway.trace.edges import hidden_cells
+from cutaway.trace.edit_report import draw_edits
 from cutaway.trace.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
 from cutaway.trace.report import head_index, report
 from cutaway.trace.trace import Trace
@@ -67,6 +68,7 @@ def draw_point(
             page.line()
             page.line(Text(f"{kind} {at}", style="bold"))
             cropped |= _table(page, value[at], rows, keys, point, hidden)
+    draw_edits(page, told)
     if cropped:
         page.line()
         page.note("Not all of it fits here: --json prints every number, --save FILE.safetensors keeps the tensor.")

@@ -203,9 +203,11 @@ class Trace(Connected):
             return []
         p, logits = self.probabilities, self.last_logits
         best = np.argsort(-p, kind="stable")[:count]
-        return [
-            NextToken(int(i), self._piece(int(i)) if self._piece else "", float(logits[i]), float(p[i])) for i in best
-        ]
+        return [NextToken(int(i), self.piece(int(i)), float(logits[i]), float(p[i])) for i in best]
+
+    def piece(self, token: int) -> str:
+        """How a token reads; "" where nothing is known of it."""
+        return self._piece(token) if self._piece else ""
 
     @property
     def has_logits(self) -> bool:
