@@ -54,6 +54,9 @@ class Engine(Protocol):
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
     - `attend(q, keys, values, scale, first, last)` is all of attention at once, scores unseen; `[H, R, d_value]`,
       or None where it declines.
+
+    Two things may be said of an engine, both left out by most: `differentiable`, that its arrays remember how they were
+    made; and `bitwise`, False where a row's last bits hang on what is computed and looked at beside it.
     """
 
     name: str
