@@ -1,0 +1,303 @@
+/**
+ * The flow of one layer, left to right: where every box and arrow stands. Above, the residual stream runs from end to
+ * end, one strand a token; below, attention and feed-forward read from it and add to it.
+ */
+import type { LayerKind } from "../protocol";
+
+export type Tone = "stream" | "attention" | "feedForward";
+
+export interface Box {
+  /** The address inside the layer ("attn.pattern"), or of the whole model ("embed.out"). */
+  point: string;
+  label: string;
+  tone: Tone;
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+  /** Heads drawn one under the other; 1 for a plain matrix. */
+  heads: Cell[];
+}
+
+/** A head's own place in a box. */
+export interface Cell {
+  x: number;
+  y: number;
+  w: number;
+  h: number;
+}
+
+export interface Arrow {
+  tone: Tone;
+  points: [number, number][];
+  label: string;
+}
+
+export interface Plus {
+  x: number;
+  y: number;
+  tone: Tone;
+}
+
+export interface Flow {
+  width: number;
+  height: number;
+  laneTop: number;
+  lane: number;
+  tokensWidth: number;
+  boxes: Box[];
+  arrows: Arrow[];
+  pluses: Plus[];
+  /** From where to where the stream's strands run, and which of its widths holds there. */
+  strands: { from: number; to: number; at: "before" | "between" | "after" }[];
+  /** Where the stream passes through the layers that are not drawn. */
+  skips: { x: number; side: "before" | "after" }[];
+  logits: Cell;
+}
+
+const LABEL = 34; // above a box: its name and its shape
+const NARROWEST = 1010;
+
+/** Names of the boxes, as people say them. */
+const NAMES: Record<string, string> = {
+  "embed.out": "embedding",
+  resid_pre: "stream in",
+  resid_mid: "stream",
+  resid_post: "stream out",
+  "attn.norm": "norm",
+  "attn.q_latent": "q latent",
+  "attn.kv_latent": "kv latent",
+  "attn.v": "V",
+  "attn.dots": "Q·K",
+  "attn.scores": "scores",
+  "attn.masked": "masked",
+  "attn.pattern": "pattern",
+  "attn.z": "mix of V",
+  "attn.out": "adds",
+  "mlp.norm": "norm",
+  "mlp.gate": "gate",
+  "mlp.up": "up",
+  "mlp.act": "neurons",
+  "moe.scores": "router",
+  "moe.gates": "gates",
+  "mlp.out": "adds",
+  "final.norm": "final norm",
+};
+
+export function nameOf(point: string): string {
+  if (/^attn\.q/.test(point) && !point.endsWith("latent")) return "Q";
+  if (/^attn\.k/.test(point) && !point.endsWith("latent")) return "K";
+  return NAMES[point] ?? point;
+}
+
+export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalNorm = true): Flow {
+  const has = (name: string) => kind.points.some((point) => point.name === name);
+  const { H, H_kv } = kind.sizes;
+  const width = Math.max(room, NARROWEST);
+  const lane = Math.min(22, Math.min(168, tokens * 14) / tokens + (tokens <= 4 ? 6 : 0));
+  const tall = lane * tokens;
+  const below = Math.max(tall, Math.min(236, Math.max(120, H * 18)));
+  const tokensWidth = 112;
+  const laneTop = LABEL + 6;
+  const top = laneTop + tall + 58 + LABEL;
+  const bottom = top + below;
+  const [q, k] = kind.dot_inputs;
+  const square = Math.min(below, Math.max(tall, 84), 150);
+
+  const latents = ["attn.q_latent", "attn.kv_latent"].filter(has);
+  const dense = has("mlp.act");
+  const gated = has("mlp.gate");
+  const normed = { attn: has("attn.norm"), mlp: has("mlp.norm") };
+  const parts =
+    (normed.attn ? 1 : 0) + latents.length * 0.8 + 1.75 + 0.62 + 1 + (normed.mlp ? 1 : 0) + (dense ? 2.8 : 2.4) + 1;
+  const gaps = 7 + latents.length + (normed.attn ? 1 : 0) + (normed.mlp ? 1 : 0);
+  const start = 10;
+  const gap = Math.min(34, Math.max(18, width * 0.02));
+  const part = Math.max(40, Math.min(120, (width - 2 * start - 2 * square - 12 - gaps * gap) / parts));
+
+  const boxes: Box[] = [];
+  const arrows: Arrow[] = [];
+  const middle = (h: number) => top + (below - h) / 2;
+  const add = (point: string, tone: Tone, x: number, y: number, w: number, h: number, heads?: Cell[]): Box => {
+    const box = { point, label: nameOf(point), tone, x, y, w, h, heads: heads ?? [{ x, y, w, h }] };
+    boxes.push(box);
+    return box;
+  };
+  const straight = (from: Box, to: Box, tone: Tone, label: string) =>
+    arrows.push({
+      tone,
+      points: [
+        [from.x + from.w + 2, from.y + from.h / 2],
+        [to.x - 3, to.y + to.h / 2],
+      ],
+      label,
+    });
+
+  // Below the stream, from left to right: attention.
+  let cursor = start;
+  let source: Box | null = null;
+  if (normed.attn) {
+    source = add("attn.norm", "attention", cursor, middle(tall), part, tall);
+    cursor += part + gap;
+  }
+  for (const name of latents) {
+    const latent = add(name, "attention", cursor, middle(tall), part * 0.8, tall);
+    if (source) straight(source, latent, "attention", "squeezed");
+    source ??= latent;
+    cursor += part * 0.8 + gap;
+  }
+  const group = H / H_kv;
+  const wq = part * 0.8;
+  const wk = part * 0.42;
+  const before3 = boxes.at(-1) ?? null;
+  const boxQ = add(q, "attention", cursor, top, wq, below, spread(H, cursor, top, wq, below, group));
+  add(k, "attention", cursor + wq + 6, top, wk, below, spread(H_kv, cursor + wq + 6, top, wk, below, 1, H_kv));
+  const vx = cursor + wq + wk + 12;
+  const boxV = add("attn.v", "attention", vx, top, wk, below, spread(H_kv, vx, top, wk, below, 1, H_kv));
+  if (before3) straight(before3, boxQ, "attention", "three projections");
+  const attentionEntry = source ?? boxQ;
+  cursor = boxV.x + boxV.w + gap;
+  const scores = add("attn.scores", "attention", cursor, middle(square), square, square);
+  straight(boxV, scores, "attention", "every query meets every key");
+  cursor += square + gap;
+  const pattern = add("attn.pattern", "attention", cursor, middle(square), square, square);
+  straight(scores, pattern, "attention", "mask, softmax");
+  cursor += square + gap;
+  const z = add("attn.z", "attention", cursor, top, part * 0.62, below, spread(H, cursor, top, part * 0.62, below, group));
+  straight(pattern, z, "attention", "values, mixed by weight");
+  cursor += z.w + gap;
+  const attentionOut = add("attn.out", "attention", cursor, middle(tall), part, tall);
+  straight(z, attentionOut, "attention", "all heads through W_O");
+  cursor += part + gap;
+
+  // Feed-forward.
+  let feedEntry: Box;
+  let feedSource: Box | null = null;
+  if (normed.mlp) {
+    feedSource = add("mlp.norm", "feedForward", cursor, middle(tall), part, tall);
+    cursor += part + gap;
+  }
+  let ready: Box;
+  if (dense) {
+    const w = part * 1.4;
+    if (gated) {
+      const h = Math.min(tall, (below - LABEL - 6) / 2);
+      const gate = add("mlp.gate", "feedForward", cursor, top, w, h);
+      const up = add("mlp.up", "feedForward", cursor, bottom - h, w, h);
+      if (feedSource) {
+        straight(feedSource, gate, "feedForward", "widened");
+        straight(feedSource, up, "feedForward", "widened");
+      }
+      feedEntry = feedSource ?? gate;
+      cursor += w + gap;
+      ready = add("mlp.act", "feedForward", cursor, middle(tall), w, tall);
+      straight(gate, ready, "feedForward", "gate, bent, times up");
+      straight(up, ready, "feedForward", "gate, bent, times up");
+    } else {
+      const up = add("mlp.up", "feedForward", cursor, middle(tall), w, tall);
+      if (feedSource) straight(feedSource, up, "feedForward", "widened");
+      feedEntry = feedSource ?? up;
+      cursor += w + gap;
+      ready = add("mlp.act", "feedForward", cursor, middle(tall), w, tall);
+      straight(up, ready, "feedForward", "bent");
+    }
+    cursor += w + gap;
+  } else {
+    const router = add("moe.scores", "feedForward", cursor, middle(tall), part * 1.4, tall);
+    if (feedSource) straight(feedSource, router, "feedForward", "who should work on this?");
+    feedEntry = feedSource ?? router;
+    cursor += part * 1.4 + gap;
+    ready = add("moe.gates", "feedForward", cursor, middle(tall), part, tall);
+    straight(router, ready, "feedForward", "the best few");
+    cursor += part + gap;
+  }
+  const feedOut = add("mlp.out", "feedForward", cursor, middle(tall), part, tall);
+  straight(ready, feedOut, "feedForward", "back to the stream's width");
+  const end = Math.max(width, feedOut.x + feedOut.w + start);
+
+  // The stream, above, from the tokens to the logits.
+  const sw = Math.min(92, Math.max(50, part));
+  const strands: Flow["strands"] = [];
+  const skips: Flow["skips"] = [];
+  const embedding = add("embed.out", "stream", tokensWidth, laneTop, sw, tall);
+  const before = add("resid_pre", "stream", tokensWidth + sw + 54, laneTop, sw, tall);
+  skips.push({ x: embedding.x + embedding.w + 27, side: "before" });
+  strands.push({ from: embedding.x + sw, to: before.x, at: "before" });
+  const join = Math.max(before.x + sw + 26, attentionOut.x + attentionOut.w / 2);
+  strands.push({ from: before.x + sw, to: join, at: "before" });
+  const logitsWidth = 58;
+  const finalX = end - 8 - logitsWidth - 20 - sw;
+  const afterX = finalX - 54 - sw;
+  let fork = before;
+  let middleEnd = join;
+  if (has("resid_mid")) {
+    const between = add("resid_mid", "stream", join + 22, laneTop, sw, tall);
+    strands.push({ from: join, to: between.x, at: "between" });
+    fork = between;
+    middleEnd = between.x + sw;
+  }
+  const joinTwo = Math.max(middleEnd + 20, Math.min(afterX - 22, feedOut.x + feedOut.w / 2));
+  strands.push({ from: middleEnd, to: joinTwo, at: "between" });
+  const after = add("resid_post", "stream", Math.max(afterX, joinTwo + 22), laneTop, sw, tall);
+  strands.push({ from: joinTwo, to: after.x, at: "after" });
+  skips.push({ x: after.x + sw + 27, side: "after" });
+  const lastX = Math.max(finalX, after.x + sw + 54);
+  if (finalNorm) add("final.norm", "stream", lastX, laneTop, sw, tall);
+  strands.push({ from: after.x + sw, to: finalNorm ? lastX : lastX + sw, at: "after" });
+  const lh = Math.max(26, Math.min(lane, 30));
+  const logits = { x: lastX + sw + 20, y: laneTop + tall - lane / 2 - lh / 2, w: logitsWidth, h: lh };
+
+  const lift = laneTop + tall + 3;
+  const level = lift + 20; // the height at which an arrow turns between the storeys
+  const down = (from: Box, to: Box, tone: Tone) => {
+    const x = from.x + from.w / 2;
+    const under = to.x + Math.min(to.w / 2, 30);
+    arrows.push({ tone, points: [[x, lift], [x, level], [under, level], [under, to.y - LABEL]], label: "read; the stream keeps it" });
+  };
+  const up = (from: Box, x: number, tone: Tone) => {
+    const over = from.x + from.w / 2;
+    const bend = level + 12;
+    arrows.push({ tone, points: [[over, from.y - LABEL], [over, bend], [x, bend], [x, lift]], label: "added to the stream" });
+  };
+  down(before, attentionEntry, "attention");
+  up(attentionOut, join, "attention");
+  down(fork, feedEntry, "feedForward");
+  up(feedOut, joinTwo, "feedForward");
+  const pluses: Plus[] = [
+    { x: join, y: laneTop + tall / 2, tone: "attention" },
+    { x: joinTwo, y: laneTop + tall / 2, tone: "feedForward" },
+  ];
+  return {
+    width: Math.max(end, logits.x + logits.w + 8),
+    height: bottom + 16,
+    laneTop,
+    lane,
+    tokensWidth,
+    boxes,
+    arrows,
+    pluses,
+    strands,
+    skips,
+    logits,
+  };
+}
+
+/** `n` heads one under the other, a little apart where another group begins. */
+function spread(
+  n: number,
+  x: number,
+  y: number,
+  w: number,
+  h: number,
+  group: number,
+  groups = n / group,
+): Cell[] {
+  const gap = Math.min(7, 60 / groups);
+  const each = (h - gap * (groups - 1)) / groups;
+  const thin = group > 1 ? Math.min(2, each / group / 4) : 0;
+  const one = (each - thin * (group - 1)) / group;
+  return Array.from({ length: n }, (_, i) => {
+    const at = Math.floor(i / group);
+    return { x, y: y + at * (each + gap) + (i % group) * (one + thin), w, h: one };
+  });
+}

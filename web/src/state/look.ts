@@ -1,0 +1,72 @@
+/** Fetching what the views draw of a pass, in as few answers as can be. */
+import { api, type Tensor } from "../api";
+import type { Atlas } from "../draw/atlas";
+import type { Manifest, ModelCard } from "../protocol";
+import { ranked } from "../sampling";
+import { layerKind, pointCard } from "./points";
+
+/** Everything that a view draws of one pass; replaced at once when the next pass has come. */
+export interface Shown {
+  manifest: Manifest;
+  card: ModelCard;
+  logits: Float32Array | null;
+  order: Int32Array;
+  norms: Float32Array;
+  layer: number;
+  flow: Map<string, Tensor>;
+  atlas: Atlas | null;
+}
+
+const FLOW_COLUMNS = 96;
+const FLOW_ROWS = 128;
+const WIDEST = 65_536; // columns of one slice
+
+/** A pass as it is first drawn: one layer, all norms, the last row of logits. */
+export async function look(manifest: Manifest, card: ModelCard, at: number, head: number): Promise<Shown> {
+  const layer = Math.min(at, card.sizes.N - 1);
+  const [flow, norms, logits] = await Promise.all([
+    flowOf(manifest.run, card, layer, head),
+    api.norms(manifest.run),
+    card.generates ? lastLogits(manifest.run, card, manifest.tokens.length) : null,
+  ]);
+  const order = logits ? ranked(logits) : new Int32Array(0);
+  return { manifest, card, logits, order, norms, layer, flow, atlas: null };
+}
+
+async function lastLogits(run: string, card: ModelCard, tokens: number): Promise<Float32Array> {
+  const starts = Array.from({ length: Math.ceil(card.sizes.V / WIDEST) }, (_, i) => i * WIDEST);
+  const parts = await api.tensors(
+    run,
+    starts.map((start) => ({
+      point: "logits",
+      rows: [tokens - 1, tokens],
+      columns: [start, Math.min(start + WIDEST, card.sizes.V)],
+      format: "f32",
+      most_columns: WIDEST,
+    })),
+  );
+  if (parts.length === 1) return parts[0].f32!;
+  const out = new Float32Array(card.sizes.V);
+  parts.forEach((part, i) => out.set(part.f32!, starts[i]));
+  return out;
+}
+
+/** Every point of a layer and the ends of the stream, pooled to what the flow has room for. */
+export async function flowOf(run: string, card: ModelCard, layer: number, chosen: number): Promise<Map<string, Tensor>> {
+  const kind = layerKind(card, layer);
+  const head = Math.min(chosen, kind.sizes.H - 1);
+  const outside = ["embed.out", "final.norm"].filter((name) => pointCard(card, name));
+  const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as object);
+  for (const point of kind.points) {
+    if (["attn.head_out", "moe.expert_out"].includes(point.name)) continue;
+    const square = point.symbols.at(-1) === "S"; // of these only the chosen head is drawn
+    slices.push({
+      point: `layers.${layer}.${point.name}`,
+      ...(square ? { head } : {}),
+      most_rows: FLOW_ROWS,
+      most_columns: square ? FLOW_ROWS : FLOW_COLUMNS,
+    });
+  }
+  const found = await api.tensors(run, slices as Parameters<typeof api.tensors>[1]);
+  return new Map(found.map((tensor) => [tensor.point, tensor]));
+}

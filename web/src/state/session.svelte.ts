@@ -1,0 +1,487 @@
+/** What the page is looking at: one model, one prompt, one pass over it, and the place in it. */
+import { api, Refused, type Edit } from "../api";
+import { emptyAtlas, receive } from "../draw/atlas";
+import { palette } from "../draw/scales";
+import type { ModelCard, ModelEntry, NextTokenCard } from "../protocol";
+import { distribution, draw, type Settings } from "../sampling";
+import { flowOf, look, type Shown } from "./look";
+import { DEFAULTS, fromHash, type Place, toHash, type View } from "./permalink";
+import { headFor, layerKind, pointCard, shape3 } from "./points";
+
+export interface Drawn {
+  token: NextTokenCard;
+  uniform: number;
+}
+
+interface Snapshot {
+  place: Place;
+  label: string;
+}
+
+const TOY = "toy";
+const ATLAS_AT_ONCE = 128; // tokens up to which all layers of the atlas come in one answer
+const UNIFORMS = 512;
+
+class Session {
+  models = $state.raw<ModelEntry[]>([]);
+  wanted = $state("");
+  model = $state("");
+  card = $state.raw<ModelCard | null>(null);
+
+  text = $state("");
+  /** Ids in place of the text, where the prompt has grown by drawn tokens; null while the text itself is run. */
+  ids = $state.raw<number[] | null>(null);
+  grown = $state.raw<Drawn[]>([]);
+
+  shown = $state.raw<Shown | null>(null);
+  ghost = $state.raw<Shown | null>(null);
+  busy = $state(false);
+  waitedFor = $state(0);
+  problem = $state.raw<{ sentence: string; kind: string } | null>(null);
+  ready = $state(false);
+
+  view = $state<View>("layer");
+  layer = $state(0);
+  head = $state(0);
+  token = $state<number | null>(null);
+  pinned = $state<string | null>(null);
+  cell = $state.raw<[number, number] | null>(null);
+
+  settings = $state.raw<Settings>(DEFAULTS);
+  seed = $state(0);
+  uniforms = $state.raw<number[]>([]);
+  /** How many of the seed's numbers have been used. */
+  used = $state(0);
+  running = $state(false);
+
+  edits = $state.raw<Edit[]>([]);
+
+  dark = $state(matchMedia("(prefers-color-scheme: dark)").matches);
+  colours = $derived(palette(this.dark));
+
+  undone = $state.raw<Snapshot[]>([]);
+  done = $state.raw<Snapshot[]>([]);
+  said = $state("");
+
+  distribution = $derived.by(() => {
+    const s = this.shown;
+    return s?.logits ? distribution(s.logits, s.order, this.settings) : null;
+  });
+
+  /** What would be drawn now; null where the model does not go on with a text. */
+  drawn = $derived.by((): { id: number; uniform: number } | null => {
+    const d = this.distribution;
+    if (!d || this.uniforms.length === 0) return null;
+    const uniform = this.uniforms[this.used % this.uniforms.length];
+    return { id: draw(d, uniform), uniform };
+  });
+
+  #again = false;
+  #serial = 0;
+  #cards = new Map<string, Promise<ModelCard>>();
+
+  /** Open the page: where the link says, or at the model that the server was started for. */
+  async open(): Promise<void> {
+    const place = fromHash(location.hash);
+    this.#take(place);
+    try {
+      const listed = await api.models();
+      this.models = listed.models;
+      const linked = listed.models.some((m) => m.name === place.model) ? place.model! : listed.default;
+      this.wanted = linked;
+      const state = listed.models.find((m) => m.name === linked)?.state;
+      // The toy answers until the wanted model has been loaded.
+      const first = state === "ready" || linked === TOY ? linked : TOY;
+      await Promise.all([this.#use(first, first === linked ? place : null), this.#newSeed()]);
+      if (first !== linked) void this.#await(linked, place);
+      this.ready = true;
+    } catch (error) {
+      this.#fail(error);
+    }
+    addEventListener("hashchange", () => {
+      if (location.hash.slice(1) === toHash(this.place)) return;
+      this.remember("link");
+      void this.restore(fromHash(location.hash));
+    });
+  }
+
+  /** Everything that a link keeps. */
+  get place(): Place {
+    return {
+      model: this.wanted || this.model,
+      text: this.text,
+      ids: this.ids,
+      view: this.view,
+      layer: this.layer,
+      head: this.head,
+      pinned: this.pinned,
+      cell: this.cell,
+      token: this.token,
+      settings: this.settings,
+      seed: this.seed,
+      edits: this.edits,
+    };
+  }
+
+  #take(place: Place): void {
+    this.view = place.view;
+    this.layer = place.layer;
+    this.head = place.head;
+    this.pinned = place.pinned;
+    this.cell = place.cell;
+    this.token = place.token;
+    this.settings = place.settings;
+    this.seed = place.seed;
+    this.edits = place.edits;
+    if (place.text !== null) this.text = place.text;
+    this.ids = place.ids;
+    this.grown = [];
+  }
+
+  async restore(place: Place): Promise<void> {
+    const seed = this.seed;
+    this.#take(place);
+    if (seed !== place.seed) await this.#newSeed();
+    if (place.model && place.model !== this.model) await this.choose(place.model, place);
+    else await this.run();
+  }
+
+  /** Keep the present place, so that `undo` comes back to it. */
+  remember(label: string): void {
+    const top = this.done.at(-1);
+    if (top && toHash(top.place) === toHash(this.place)) return;
+    this.done = [...this.done.slice(-99), { place: this.place, label }];
+    this.undone = [];
+  }
+
+  async undo(): Promise<void> {
+    const back = this.done.at(-1);
+    if (!back) return;
+    this.done = this.done.slice(0, -1);
+    this.undone = [...this.undone, { place: this.place, label: back.label }];
+    this.said = `Undone: ${back.label}`;
+    await this.restore(back.place);
+  }
+
+  async redo(): Promise<void> {
+    const again = this.undone.at(-1);
+    if (!again) return;
+    this.undone = this.undone.slice(0, -1);
+    this.done = [...this.done, { place: this.place, label: again.label }];
+    this.said = `Done again: ${again.label}`;
+    await this.restore(again.place);
+  }
+
+  /** Change to a model; the page stays on the present one until the new one has been loaded. */
+  async choose(name: string, place: Place | null = null): Promise<void> {
+    this.wanted = name;
+    await this.#await(name, place);
+  }
+
+  async #await(name: string, place: Place | null): Promise<void> {
+    this.waitedFor = performance.now();
+    const look = setInterval(() => {
+      void api.models().then(
+        (listed) => (this.models = listed.models),
+        () => undefined,
+      );
+    }, 700);
+    try {
+      await this.#card(name); // waits on the server until the model is there
+      if (this.wanted === name) await this.#use(name, place);
+      this.models = (await api.models()).models;
+    } catch (error) {
+      if (this.wanted === name) this.wanted = this.model;
+      this.#fail(error);
+    } finally {
+      clearInterval(look);
+      this.waitedFor = 0;
+    }
+  }
+
+  #card(name: string): Promise<ModelCard> {
+    let card = this.#cards.get(name);
+    if (!card) {
+      card = api.card(name);
+      card.catch(() => this.#cards.delete(name));
+      this.#cards.set(name, card);
+    }
+    return card;
+  }
+
+  async #use(name: string, place: Place | null): Promise<void> {
+    const card = await this.#card(name);
+    const changed = this.model !== name;
+    const before = this.card;
+    this.model = name;
+    this.card = card;
+    if (place?.text === null && place.ids === null) place = null;
+    if (place) this.#take(place);
+    else if (changed) {
+      // A text that the old model's examples offered makes way for one of the new model's.
+      if (this.text === "" || before?.examples.includes(this.text) || before?.name === TOY || name === TOY) {
+        this.text = card.examples[0] ?? "";
+      }
+      this.ids = null;
+      this.grown = [];
+      this.edits = [];
+      this.pinned = "layers.0.attn.pattern";
+      this.cell = null;
+      this.layer = 0;
+    }
+    await this.run();
+  }
+
+  /** Set the text of the prompt and run it. */
+  async type(text: string): Promise<void> {
+    this.text = text;
+    this.ids = null;
+    this.grown = [];
+    this.used = 0;
+    await this.run();
+  }
+
+  /** Run the prompt. While one pass is under way the latest wish waits; those between are dropped. */
+  async run(): Promise<void> {
+    if (this.busy) {
+      this.#again = true;
+      return;
+    }
+    this.busy = true;
+    try {
+      do {
+        this.#again = false;
+        await this.#pass();
+      } while (this.#again);
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  async #pass(): Promise<void> {
+    const card = this.card;
+    if (!card) return;
+    if (this.ids === null && this.text === "") {
+      this.problem = null;
+      this.shown = null;
+      return;
+    }
+    const serial = ++this.#serial;
+    const prompt = this.ids === null ? { prompt: this.text } : { ids: this.ids };
+    try {
+      const edited = this.edits.length > 0;
+      const manifest = await api.run({ model: card.name, ...prompt, ...(edited ? { edits: this.edits } : {}) });
+      const shown = await look(manifest, card, this.layer, this.head);
+      let ghost: Shown | null = null;
+      if (edited) ghost = await look(await api.run({ model: card.name, ...prompt }), card, this.layer, this.head);
+      if (serial !== this.#serial) return;
+      this.#settle(card, manifest.tokens.length);
+      this.shown = shown;
+      this.ghost = ghost;
+      this.problem = null;
+      this.#link();
+      if (this.view === "heads") void this.loadAtlas();
+      if (shown.layer !== this.layer) void this.loadLayer();
+    } catch (error) {
+      if (serial === this.#serial) this.#fail(error);
+    }
+  }
+
+  /** Keep the place inside what the pass has. */
+  #settle(card: ModelCard, tokens: number): void {
+    this.layer = Math.min(this.layer, card.sizes.N - 1);
+    this.head = Math.min(this.head, layerKind(card, this.layer).sizes.H - 1);
+    if (this.token !== null && this.token >= tokens) this.token = null;
+    if (this.pinned !== null && pointCard(card, this.pinned) === null) {
+      this.pinned = null;
+      this.cell = null;
+    }
+    if (this.pinned !== null && this.cell !== null) {
+      const [, rows, columns] = shape3(card, this.pinned, tokens);
+      if (this.cell[0] >= rows || this.cell[1] >= columns) this.cell = null;
+    }
+  }
+
+  /** Draw another layer, or another head of it. */
+  async loadLayer(): Promise<void> {
+    const shown = this.shown;
+    if (!shown) return;
+    const layer = this.layer;
+    const head = this.head;
+    try {
+      const flow = await flowOf(shown.manifest.run, shown.card, layer, head);
+      const before = this.ghost && (await flowOf(this.ghost.manifest.run, shown.card, layer, head));
+      if (this.shown?.manifest.run !== shown.manifest.run || this.layer !== layer || this.head !== head) return;
+      this.shown = { ...this.shown, layer, flow };
+      if (this.ghost && before) this.ghost = { ...this.ghost, layer, flow: before };
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** All heads of the pass; of a long one layer after layer, so that it fills in as it comes. */
+  async loadAtlas(): Promise<void> {
+    const shown = this.shown;
+    if (!shown || shown.atlas) return;
+    const layers = shown.card.sizes.N;
+    const atlas = emptyAtlas(layers, Math.max(...shown.card.layers.map((kind) => kind.sizes.H)));
+    const step = shown.manifest.tokens.length <= ATLAS_AT_ONCE ? layers : 1;
+    try {
+      for (let first = 0; first < layers; first += step) {
+        const { header, bytes } = await api.atlas(shown.manifest.run, first, Math.min(layers, first + step));
+        receive(atlas, header, bytes);
+        if (this.shown?.manifest.run !== shown.manifest.run) return;
+        this.shown = { ...this.shown, atlas: { ...atlas } };
+      }
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  goTo(layer: number, head = this.head): void {
+    if (!this.card) return;
+    const to = Math.min(Math.max(layer, 0), this.card.sizes.N - 1);
+    const heads = layerKind(this.card, to).sizes.H;
+    const moved = to !== this.layer;
+    this.layer = to;
+    this.head = Math.min(Math.max(head, 0), heads - 1);
+    if (moved && this.pinned?.startsWith("layers.")) {
+      const name = this.pinned.replace(/^layers\.\d+\./, "");
+      const address = `layers.${to}.${name}`;
+      this.pinned = pointCard(this.card, address) ? address : null;
+    }
+    this.#link();
+    void this.loadLayer();
+  }
+
+  show(view: View): void {
+    this.view = view;
+    this.#link();
+    if (view === "heads") void this.loadAtlas();
+  }
+
+  /** Open a point in the inspector, and perhaps one of its cells. */
+  pin(address: string | null, cell: [number, number] | null = null): void {
+    this.pinned = address;
+    this.cell = cell;
+    this.#link();
+    const layer = address ? /^layers\.(\d+)\./.exec(address)?.[1] : undefined;
+    if (layer !== undefined && Number(layer) !== this.layer) {
+      this.layer = Number(layer);
+      void this.loadLayer();
+    }
+  }
+
+  pinCell(cell: [number, number] | null): void {
+    this.cell = cell;
+    this.#link();
+  }
+
+  pickToken(position: number | null): void {
+    this.token = this.token === position ? null : position;
+    this.#link();
+  }
+
+  set(settings: Partial<Settings>): void {
+    this.settings = { ...this.settings, ...settings };
+    this.#link();
+  }
+
+  async reseed(seed: number): Promise<void> {
+    this.seed = seed;
+    this.used = 0;
+    await this.#newSeed();
+    this.#link();
+  }
+
+  async #newSeed(): Promise<void> {
+    try {
+      this.uniforms = await api.uniforms(this.seed, UNIFORMS);
+    } catch (error) {
+      this.#fail(error);
+    }
+  }
+
+  /** The next number of the seed: another throw for the same token. */
+  reroll(): void {
+    this.used += 1;
+  }
+
+  /** Append the token that was drawn (or a given one) and run again. True where the model may go on. */
+  async step(id: number | null = null): Promise<boolean> {
+    const shown = this.shown;
+    const drawn = this.drawn;
+    if (!shown || !drawn || !this.card) return false;
+    if (shown.manifest.tokens.length >= this.card.longest) {
+      this.problem = { sentence: `The text has reached the ${this.card.longest} tokens that this page takes.`, kind: "too long" };
+      return false;
+    }
+    const chosen = id ?? drawn.id;
+    const known = shown.manifest.next.find((token) => token.id === chosen);
+    let token: NextTokenCard;
+    try {
+      token = known ?? (await api.token(shown.manifest.run, chosen));
+    } catch (error) {
+      this.#fail(error);
+      return false;
+    }
+    this.ids = [...shown.manifest.tokens.map((t) => t.id), chosen];
+    this.grown = [...this.grown, { token, uniform: drawn.uniform }];
+    // Where one token alone is left no number is drawn, as in `generate`.
+    if (id === null && (this.distribution?.kept ?? 1) > 1) this.used += 1;
+    const serial = this.#serial;
+    await this.run();
+    return this.problem === null && this.#serial !== serial && !this.card.stop_ids.includes(chosen);
+  }
+
+  /** Step until a stop token, an error, or the person stops it. */
+  async play(): Promise<void> {
+    if (this.running) {
+      this.running = false;
+      return;
+    }
+    this.remember("run");
+    this.running = true;
+    while (this.running && (await this.step())) await new Promise((resolve) => setTimeout(resolve, 30));
+    this.running = false;
+  }
+
+  /** Back to the text as it was typed. */
+  async rewind(): Promise<void> {
+    this.running = false;
+    this.ids = null;
+    this.grown = [];
+    this.used = 0;
+    await this.run();
+  }
+
+  async edit(edits: Edit[], label: string): Promise<void> {
+    this.remember(label);
+    this.edits = edits;
+    await this.run();
+  }
+
+  /** Whether the pass that is shown has a head's edit; `headFor` for points with fewer heads. */
+  headOf(address: string): number {
+    return this.card && this.shown ? headFor(this.card, address, this.head, this.shown.manifest.tokens.length) : 0;
+  }
+
+  dismiss(): void {
+    this.problem = null;
+  }
+
+  #fail(error: unknown): void {
+    this.running = false;
+    this.problem =
+      error instanceof Refused
+        ? { sentence: error.message, kind: error.kind }
+        : { sentence: `The page failed: ${error instanceof Error ? error.message : String(error)}`, kind: "refused" };
+  }
+
+  #link(): void {
+    const hash = toHash(this.place);
+    if (location.hash.slice(1) !== hash) history.replaceState(null, "", `#${hash}`);
+  }
+}
+
+export const session = new Session();

@@ -1,0 +1,56 @@
+/** Finding the tokens of a pass in the text that is being typed. */
+import type { Token } from "./protocol";
+
+export interface Part {
+  text: string;
+  token: number | null;
+}
+
+const NAMED: Record<string, string> = { "\\n": "\n", "\\t": "\t", "\\r": "\r" };
+
+/** What a piece stands for in the text: its escapes undone. */
+export function spelled(piece: string): string {
+  return piece.replace(/\\[ntr]/g, (found) => NAMED[found]);
+}
+
+/**
+ * The text cut at its tokens. The text may already be newer than the tokens: where they no longer agree the rest has
+ * none. A gap of spaces before a token (word tokenizers drop them) belongs to no token, and bytes that only spell a
+ * character together take that character with the first of them.
+ */
+export function aligned(text: string, tokens: Token[]): Part[] {
+  const parts: Part[] = [];
+  let at = 0;
+  for (let i = 0; i < tokens.length && at < text.length; i++) {
+    const piece = spelled(tokens[i].piece);
+    if (/^<0x[0-9A-F]{2}>$/.test(piece) || piece.includes("\ufffd")) {
+      let end = i;
+      while (end + 1 < tokens.length && /^<0x[0-9A-F]{2}>$/.test(tokens[end + 1].piece)) end++;
+      const next = end + 1 < tokens.length ? text.indexOf(spelled(tokens[end + 1].piece), at) : text.length;
+      const stop = next < 0 ? text.length : next;
+      if (stop > at) parts.push({ text: text.slice(at, stop), token: i });
+      at = stop;
+      i = end;
+      continue;
+    }
+    if (!text.startsWith(piece, at)) {
+      const gap = /^\s+/.exec(text.slice(at))?.[0] ?? "";
+      if (gap && text.startsWith(piece, at + gap.length)) {
+        parts.push({ text: gap, token: null });
+        at += gap.length;
+      } else if (piece.startsWith(" ") && text.startsWith(piece.slice(1), at)) {
+        parts.push({ text: piece.slice(1), token: i }); // a space that the tokenizer put in front
+        at += piece.length - 1;
+        continue;
+      } else if (at === 0 && /^<.*>$/.test(piece)) {
+        continue; // a mark that tokenizing added in front
+      } else {
+        break;
+      }
+    }
+    parts.push({ text: piece, token: i });
+    at += piece.length;
+  }
+  if (at < text.length) parts.push({ text: text.slice(at), token: null });
+  return parts;
+}
