@@ -17,16 +17,16 @@ from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
 from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
-from cutaway.points import find_points, points_of
+from cutaway.points import points_of
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.bill import Bill
+from cutaway.trace.connecting import connected
 from cutaway.trace.edit_json import read_edits
 from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.finite import first_nonfinite
-from cutaway.trace.gradients import run_connected
 from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.verify import Check, verify
@@ -131,7 +131,7 @@ class Model:
         told, asked = self._asked(prompt, points, positions, types, heads, edits, limit, spill)
         warn_beyond_context(self.spec, 0, len(told.ids))
         if gradients:
-            return self._connected(told, asked)
+            return connected(self._machine, told, asked)
         return traced(self._machine, told, asked)
 
     def plan(
@@ -311,29 +311,6 @@ class Model:
         for segment, sequence in zip(ran.layout.segments, sequences, strict=True):
             self._checked(rows[segment.start : segment.stop], sequence.tolist())
         return one_vector_each(rows, ran.layout, pooling, unit=unit)
-
-    def _connected(self, told: Prompt, asked: Watching) -> Trace:
-        if asked.positions is not None or asked.heads is not None or asked.edits or asked.vectors is not None:
-            raise CutawayError(
-                "With gradients=True everything is kept as it is; leave positions out, and heads and edits too."
-            )
-        types = asked.types
-        points = asked.points if asked.points is None else find_points(asked.points, self.spec)
-        ran = run_connected(self.engine, self.spec, self.parameters, np.asarray(told.ids), points, types)
-        self._checked(ran.final, told.ids, types)
-        last = None if ran.logits is None else self._checked(ran.logits[-1], told.ids, types)
-        trace = Trace(
-            self.engine,
-            self.spec,
-            self.parameters,
-            told,
-            ran.plan,
-            ran.layout,
-            ran.values,
-            last,
-            piece=self._machine.piece,
-        )
-        return trace.connect(ran.graph)
 
     def _checked(self, result: np.ndarray, ids: Sequence[int], types: np.ndarray | None = None) -> np.ndarray:
         """`result` of a pass over `ids`, cached ones included; CutawayError where it is not finite."""

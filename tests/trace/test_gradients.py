@@ -25,6 +25,7 @@ from cutaway.spec import (
     RotarySpec,
     RouterSpec,
 )
+from cutaway.trace.edits import Zero
 from cutaway.trace.gradients import attribution
 from random_models import GPT2, LLAMA, POST, random_ids, random_model, random_parameters, random_weights
 
@@ -237,8 +238,32 @@ def test_a_pass_that_kept_no_gradients_says_how_to_get_them() -> None:
             CutawayError, match=r'The numpy engine keeps no gradients\. Load the model with engine="torch"'
         ):
             refused()
-    with pytest.raises(CutawayError, match="leave positions out"):
-        on_torch(LLAMA).trace([1, 2, 3], positions=[0], gradients=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"positions": [0]}, "positions cannot be given as well"),
+        ({"heads": [0]}, "heads cannot be given as well"),
+        ({"edits": [Zero("layers.0.attn.z")]}, "edits cannot be given as well"),
+        ({"limit": 10**9}, "limit cannot be given as well"),
+        ({"spill": "somewhere"}, "spill cannot be given as well"),
+        ({"points": ["layers.0.attn.pattern | mean"]}, r"pattern \| mean is a reduction, which has no gradient"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_with_gradients_is_refused(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(CutawayError, match=told):
+        on_torch(LLAMA).trace([1, 2, 3], **asked, gradients=True)
+
+
+def test_vectors_have_no_gradients_and_broken_weights_are_told() -> None:
+    model = on_torch(LLAMA)
+    with pytest.raises(CutawayError, match="prompt of vectors cannot be given as well"):
+        model.trace(np.zeros((3, 12)), gradients=True)
+    model.parameters.held["layers.1.mlp.down"].weight.data[0, 0] = torch.nan
+    with pytest.raises(CutawayError, match=r"computes no usable numbers: layers\.1\.mlp\.raw is nan"):
+        model.trace([1, 2, 3], gradients=True)
 
 
 # Attribution patching

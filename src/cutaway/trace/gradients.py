@@ -12,7 +12,7 @@ from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Point, parse_point
+from cutaway.points import Pattern, Point, parse_point
 from cutaway.spec import ModelSpec
 from cutaway.trace.plan import Plan, make_plan
 
@@ -262,7 +262,7 @@ def run_connected(
     spec: ModelSpec,
     parameters: Parameters,
     ids: np.ndarray,
-    points: Iterable[str | Point] | None,
+    points: Pattern | Iterable[Pattern] | None,
     types: np.ndarray | None = None,
 ) -> ConnectedRun:
     """One pass whose values stay connected. Raises CutawayError for an engine that keeps no gradients."""
@@ -270,6 +270,9 @@ def run_connected(
     import torch
 
     plan = make_plan(spec, points, stored=True)
+    if plan.reduced:
+        point = plan.reduced[0].point
+        raise CutawayError(f"{plan.reduced[0]} is a reduction, which has no gradient; ask for {point} itself.")
     outer = {Point(RAW, point.layer) for point in plan.points if point.name == HEAD_OUT}
     wanted = plan.kept | outer | (set() if spec.headless else {Point("logits")})
     graph_tap, layout = GraphTap(wanted), Layout.of([len(ids)])
