@@ -168,7 +168,7 @@ def test_a_cancelled_sequence_stops_and_its_cache_is_freed(toy, monkeypatch):
     stays = batch.submit(toy.request(PROMPT, Basic(9, seed=2)))
     for _ in range(3):
         batch.step()
-    assert batch.nbytes == 2 * 5 * 3 * 2 * 6 * 8
+    assert batch.nbytes == 2 * toy_bytes(3 + 2)
     gone.cancel()
     gone.cancel()  # twice is once
     assert batch.running == 1
@@ -344,3 +344,79 @@ def test_settings_that_no_traced_run_can_have_are_refused(toy):
             toy.generate(PROMPT, points=["logits"], **setting)
     with pytest.raises(CutawayError, match="There is no setting 'tempo'"):
         toy.generate(PROMPT, tempo=3)
+
+
+# Counted and seen
+
+
+def test_a_response_takes_as_many_passes_as_it_has_tokens_and_the_first_is_over_the_prompt():
+    """Chapter 15.1: 500 tokens, 500 forward passes."""
+    model = random_model(LLAMA, engine=CountingEngine())
+    model.engine.multiplied.clear()
+    out = model.generate([1, 2, 3, 4], 500, seed=0)
+    rows = model.engine.rows_through(model.parameters.layers[0]["mlp.up"].weight)
+    assert rows == [4] + [1] * 499
+    assert (len(out.tokens), out.passes, out.tokens_per_pass) == (500, 500, 1.0)
+
+
+def test_a_prompt_of_several_chunks_shows_how_far_it_was_read(monkeypatch):
+    from contextlib import contextmanager
+
+    import cutaway.generate.batch as batch
+
+    moved: list[int] = []
+
+    @contextmanager
+    def watched(label, total, unit, *, after):
+        assert (label, total, unit) == ("Reading the prompt", 3 * CHUNK + 9, "tokens")
+        yield moved.append
+
+    monkeypatch.setattr(batch, "progress", watched)
+    model = random_model(LLAMA)
+    ids = random_ids(LLAMA, 3 * CHUNK + 9).tolist()
+    shown = model.generate(ids, 3, seed=0)
+    assert moved == [2 * CHUNK]  # the rest is one more pass, after which the first token is there
+    alone = Batch(passes_of(model), None, prompt_rows=10**6)
+    ticket = alone.submit(model.request(ids, Basic(3, seed=0)))
+    assert [step.token for step in alone.steps(ticket)] == shown.tokens
+
+
+def test_a_hundred_requests_that_come_and_go_at_random_leave_nothing_behind(toy):
+    random = np.random.default_rng(5)
+    batch = toy.batch(at_once=5, waiting=40, retained=2)
+    alone: dict[int, list[int]] = {}
+    tickets: list[tuple[int, int, object]] = []
+    heard: dict[int, list[int]] = {}
+    refused = 0
+    for number in range(100):
+        seed, length = int(random.integers(0, 6)), int(random.integers(1, 12))
+        settings = {"guess": 3} if number % 4 == 0 else {}
+        try:
+            ticket = batch.submit(toy.request(PROMPT, Basic(length, seed=seed), settings))
+        except QueueFull:
+            refused += 1
+            batch.step()
+            continue
+        tickets.append((seed, length, ticket))
+        for _ in range(int(random.integers(0, 3))):
+            batch.step()
+        if random.random() < 0.3:
+            tickets[int(random.integers(0, len(tickets)))][2].cancel()
+    while batch.step():
+        pass
+    assert (batch.running, batch.waiting) == (0, 0)
+    cancelled = 0
+    for place, (seed, length, ticket) in enumerate(tickets):
+        alone.setdefault(seed, toy.generate(PROMPT, 12, seed=seed).tokens)
+        heard[place] = [step.token for step in ticket.ready()]
+        if ticket.finish == "cancelled":
+            cancelled += 1
+            assert heard[place] == alone[seed][: len(heard[place])]
+        else:
+            assert heard[place] == alone[seed][:length]
+    assert 0 < cancelled < len(tickets)
+    assert batch.nbytes <= 2 * toy_bytes(3 + 12)
+
+
+def toy_bytes(tokens: int) -> int:
+    return tokens * 3 * 2 * 6 * 8

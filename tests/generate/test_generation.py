@@ -68,6 +68,20 @@ def test_a_character_appears_with_its_last_byte():
     assert [step.text for step in scripted(list("a€😀".encode()))] == ["a", "", "", "€", "", "", "", "😀"]
 
 
+@pytest.mark.parametrize("text", ["नमस्ते", "漢字かな交じり文", "👩‍👩‍👧 🇩🇪", "a̐é"])
+def test_scripts_whose_characters_take_several_bytes_come_out_whole(text):
+    steps = scripted(list(text.encode()))
+    assert "".join(step.text for step in steps) == text
+    assert not any("\ufffd" in step.text for step in steps)
+
+
+def test_a_response_may_be_empty():
+    steps = scripted([256])
+    assert [(step.text, step.finish) for step in steps] == [("", "stop token")]
+    steps = scripted(list(b"stop"), stops=["s"])
+    assert [(step.text, step.finish) for step in steps] == [("", "stop string")]
+
+
 def test_a_character_that_is_never_completed_is_told_at_the_end():
     steps = scripted(list("né".encode())[:2])
     assert [step.text for step in steps] == ["n", "\ufffd"]
