@@ -430,6 +430,10 @@ def test_edits_are_equal_and_share_a_key_where_they_do_the_same():
         ('{"knockout": "layers.0.attn.masked", "edges": [3]}', "pairs of positions"),
         ('{"drop": "layers.0.attn.z"}', "needs what to drop"),
         ('{"function": "embed.out"}', "names no kind of edit"),
+        ('{"scale": "embed.out", "factor": "2"}', "factor of a scale must be a number; it is '2'"),
+        ('{"add": "embed.out", "vector": [1], "scale": null}', "scale of a vector must be a number"),
+        ('{"add": "embed.out", "vector": ["x"]}', "must be finite numbers"),
+        ('{"resample": "embed.out", "source": "x", "seed": -1}', "0 or a positive whole number"),
     ],
 )
 def test_what_is_no_edit_is_refused_with_what_would_be(written, said):

@@ -308,6 +308,12 @@ def test_a_capture_spilled_to_a_file_reads_the_same_bit_for_bit(tmp_path):
         model.trace(ids, points, spill=tmp_path / "missing" / "pass.bin")
 
 
+def test_a_run_that_fails_leaves_no_file_behind(tmp_path):
+    with pytest.raises(CutawayError, match="computes no usable numbers"):
+        random_model(LLAMA).trace([1, 2], edits=[Scale("embed.out", np.inf)], spill=tmp_path / "pass.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_spilled_capture_takes_no_memory_of_its_size(tmp_path):
     model, ids = random_model(WIDE, engine=NumpyEngine("float32"), dtype="float32"), random_ids(WIDE, 320)
     points = ["layers.*.resid_post", "layers.*.mlp.act", "layers.*.attn.z"]

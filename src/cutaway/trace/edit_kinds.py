@@ -130,6 +130,11 @@ class Resample(PointEdit):
     source: Any
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool) or self.seed < 0:
+            raise CutawayError(f"The seed is {self.seed!r}; it must be 0 or a positive whole number.")
+
     def check(self, point: Point, spec: ModelSpec) -> None:
         _refuse_by_key(self, point, "cannot take another position's row: it would see other keys")
 
@@ -195,6 +200,7 @@ class Add(PointEdit):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "vector", _numbers("The vector to add", self.vector))
+        _number("The scale of a vector", self.scale)
 
     def new(self, block: np.ndarray, place: Place) -> Any:
         try:
@@ -212,6 +218,10 @@ class Scale(PointEdit):
 
     kind = "scale"
     factor: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _number("The factor of a scale", self.factor)
 
     def new(self, block: np.ndarray, place: Place) -> Any:
         return block * block.dtype.type(self.factor)
@@ -341,6 +351,11 @@ def _check_experts(edit: Drop, point: Point, spec: ModelSpec) -> None:
         raise CutawayError(
             f"Layer {point.layer} of {spec.name} sends each token to {router.n_active} experts; {left} would be left."
         )
+
+
+def _number(what: str, value: Any) -> None:
+    if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+        raise CutawayError(f"{what} must be a number; it is {value!r}.")
 
 
 def _numbers(what: str, values: Any) -> np.ndarray:

@@ -198,6 +198,7 @@ class EditedPass:
         return self._here.rows(name, value, segment, start)
 
     def at(self, layer: int) -> "_EditedLayer":
+        self.known.clear()  # what an edit reads stands in its own layer, or (the last stream) right before the head
         return _EditedLayer(self, self.inner.at(layer), layer)
 
 

@@ -65,21 +65,22 @@ def traced(
     *,
     cache: KVCache | None = None,
     editing: Editing | None = None,
+    prepared: tuple[Plan, Cut] | None = None,
     shown: bool = True,
 ) -> Trace:
     """Run `prompt`, after what `cache` holds, and keep what was asked for. Raises CutawayError as `Model.trace` does.
 
-    `editing` are the edits of a generation, of which this pass is one step.
+    `editing` are the edits of a generation, of which this pass is one step, `prepared` what it keeps.
     """
     engine, parameters = machine.engine, machine.parameters
     if editing is None:
         editing = Editing(asked.edits, machine.spec, len(prompt.ids), unedited=_unedited(machine, prompt, asked))
     spec = editing.spec
     layout = Layout.of([len(prompt.ids)], None if cache is None else [cache.length])
-    plan, cut = planned(spec, asked, layout, editing)
-    told = bill(plan, spec, layout.rows, cut, _dtype(engine), past=layout.segments[0].position, edited=editing.altered)
-    if asked.spill is None:
-        told.refuse_over(asked.limit)
+    plan, cut = prepared if prepared is not None else planned(spec, asked, layout, editing)
+    if prepared is None and asked.spill is None:
+        past, dtype = layout.segments[0].position, _dtype(engine)
+        bill(plan, spec, layout.rows, cut, dtype, past=past, edited=editing.altered).refuse_over(asked.limit)
     spill = None if asked.spill is None else Spill(asked.spill)
     recorder = Recorder(engine, layout, plan.kept, spec=spec, reduced=plan.taken(spec), cut=cut, spill=spill)
     reads_logits = any(point.name == "logits" for point in (*plan.points, *(one.point for one in plan.reduced)))
@@ -88,12 +89,12 @@ def traced(
     watching: Tap = edited if editing.edits else recorder
     sequence = np.asarray(prompt.ids) if asked.vectors is None else asked.vectors
     caches = None if cache is None else [cache]
-    with layers_shown(spec, watching) if shown else nullcontext(watching) as tap:
+    with spill or nullcontext(), layers_shown(spec, watching) if shown else nullcontext(watching) as tap:
         ran = transformer(engine, spec, parameters, [sequence], caches=caches, tap=tap, rows=rows, types=asked.types)
-    recorder.finish()
-    whole = sequence if cache is None else np.asarray(cache.ids)
-    last = _finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)
-    editing.finish(edited.done, layout.segments[0].end)
+        recorder.finish()
+        whole = sequence if cache is None else np.asarray(cache.ids)
+        last = _finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)
+        editing.finish(edited.done, layout.segments[0].end)
     return Trace(
         engine,
         spec,
@@ -217,6 +218,7 @@ class Stepping:
         self._editing = Editing(asked.edits, machine.spec, len(ids), grows=True)
         self._cache = KVCache(self._editing.spec, machine.engine)
         make_plan(self._editing.spec, asked.points)  # an unknown point is told now
+        self._later: tuple[Plan, Cut] | None = None
 
     def advance(self, pending: list[int]) -> tuple[np.ndarray, Trace]:
         """Run the ids that the cache does not hold yet: the logits of the next token `[V]`, and the pass's trace."""
@@ -225,7 +227,13 @@ class Stepping:
         first = cache.length == 0  # the pass over the prompt; later there is text on the terminal, and no bar
         due = cache.due(pending).tolist()
         prompt = Prompt(tuple(due), tuple(self._pieces(due)), "")
-        trace = traced(self._machine, prompt, self._asked, cache=cache, editing=self._editing, shown=first)
+        prepared = None  # for the first pass it is made and billed; all later ones keep alike
+        if cache.length > 0:
+            layout = Layout.of([len(due)], [cache.length])
+            prepared = self._later = self._later or planned(spec, self._asked, layout, self._editing)
+        trace = traced(
+            self._machine, prompt, self._asked, cache=cache, editing=self._editing, prepared=prepared, shown=first
+        )
         return trace.last_logits, trace
 
     def told(self, steps: Iterator[Step]) -> Iterator[Step]:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -12,7 +13,8 @@ ALIGNED = 64  # bytes; where an array starts in the file
 
 
 class Spill:
-    """A new file to which arrays are added. They stay readable as long as it is there; nothing removes it.
+    """A new file to which arrays are added. They stay readable as long as it is there; nothing removes it but a run
+    that fails: `with` takes it away where what it encloses raises.
 
     Raises CutawayError where it exists, or cannot be written.
     """
@@ -26,6 +28,13 @@ class Spill:
             raise CutawayError(f"There is a file {self.path} already; name a new one to spill into.") from None
         except OSError as error:
             raise CutawayError(f"The capture cannot be spilled to {self.path}: {error.strerror or error}.") from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.path.unlink(missing_ok=True)
 
     def empty(self, shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
         """An array in the file, to be written into."""
