@@ -16,7 +16,7 @@ from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
-from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.protocol import Gain, Linear, Scoring
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ACTIVATIONS
@@ -351,3 +351,30 @@ def test_without_numba_numpy_computes_and_says_so(monkeypatch):
     assert made.note is not None and "Numba" in made.note
     with pytest.raises(CutawayError, match="Numba"):
         make_engine("cpu")
+
+
+@pytest.mark.parametrize("heads, key_heads", [(9, 3), (4, 4), (8, 1), (14, 2)])
+@pytest.mark.parametrize("rows, past, window", [(1, 40, None), (7, 0, None), (130, 0, None), (70, 33, 20), (200, 0, 5)])
+@pytest.mark.parametrize(
+    "d_head, d_value, cap, growing", [(64, 64, None, False), (20, 36, 5.0, True), (128, 96, None, True)]
+)
+def test_fused_attention_has_the_bits_of_the_stages(
+    heads, key_heads, rows, past, window, d_head, d_value, cap, growing
+):
+    rng = np.random.default_rng(rows)
+    keys = past + rows
+    q = rng.normal(size=(rows, heads, d_head)).astype(np.float32).swapaxes(0, 1)
+    k = rng.normal(size=(key_heads, keys + 9, d_head)).astype(np.float32)[:, :keys]
+    v = rng.normal(size=(key_heads, keys + 9, d_value)).astype(np.float32)[:, :keys]
+    last = np.arange(past + 1, keys + 1)
+    first = np.zeros_like(last) if window is None else np.maximum(0, last - window)
+    growth = 1 + rng.random(rows) if growing else None
+    engine = CpuEngine()
+    scores = engine.scale(engine.dots(q, k), 0.3)
+    if growth is not None:
+        scores *= engine.array(growth[:, None])
+    if cap is not None:
+        scores = engine.cap(scores, cap)
+    stages = engine.mix(engine.softmax(engine.mask(scores, first, last)), v)
+    fused = engine.attend(q, k, v, Scoring(0.3, first, last, growth, cap))
+    assert np.array_equal(fused, stages)

@@ -21,7 +21,7 @@ from cutaway.engines.protocol import Gain
 from cutaway.engines.torch import attend, devices, held
 from cutaway.engines.torch.engine import TorchEngine
 from cutaway.engines.weights import Weight
-from cutaway.forward.attention import pattern_blocks, visible
+from cutaway.forward.attention import pattern_blocks, scoring
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Unwatched
@@ -199,7 +199,7 @@ def test_fused_attention_says_what_the_stages_say(kind: dict, past: int, shared:
     z = ENGINE.empty((4, 13, 5))
     for rows, pattern in pattern_blocks(ENGINE, spec, q, k, segment, 0, Unwatched()):
         z[:, rows] = ENGINE.mix(pattern, v[:, : pattern.shape[-1]])
-    found = ENGINE.attend(q, k, v, spec.score_scale, *visible(spec, segment, slice(0, 13)))
+    found = ENGINE.attend(q, k, v, scoring(spec, segment, slice(0, 13)))
     assert found is not None
     assert off(found.numpy(), z.numpy()) < 1e-14
 

@@ -45,6 +45,21 @@ class Gain:
     bias: Array | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How the dot products of some query rows become scores, and which keys those rows may see.
+
+    A score is dot · scale (· growth[r]), bent below `cap` where there is one; row r sees the keys
+    `first[r] <= key < last[r]`, int64 `[R]` each.
+    """
+
+    scale: float
+    first: np.ndarray
+    last: np.ndarray
+    growth: np.ndarray | None = None
+    cap: float | None = None
+
+
 class Engine(Protocol):
     """What every engine offers. Nothing here knows a model's name.
 
@@ -52,8 +67,8 @@ class Engine(Protocol):
 
     - `hold(stored)` takes all weights of a model and gives back what the stages find them in, in place of the
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
-    - `attend(q, keys, values, scale, first, last)` is all of attention at once, scores unseen; `[H, R, d_value]`,
-      or None where it declines.
+    - `attend(q, keys, values, scoring)` is all of attention at once, scores unseen; `[H, R, d_value]`, or None where
+      it declines.
 
     Two things may be said of an engine, both left out by most: `differentiable`, that its arrays remember how they were
     made; and `bitwise`, False where a row's last bits hang on what is computed and looked at beside it.

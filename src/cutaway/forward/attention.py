@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from cutaway.engines.layout import BLOCK, Layout, Segment, row_blocks
-from cutaway.engines.protocol import Array, Engine, Linear
+from cutaway.engines.protocol import Array, Engine, Linear, Scoring
 from cutaway.forward.heads import Projected, join_heads, split_heads
 from cutaway.forward.latent_attention import latent_heads, with_earlier
 from cutaway.forward.norm import norm_heads
 from cutaway.forward.run import Run
 from cutaway.points import Tap
-from cutaway.spec import AttentionSpec, NormSpec
+from cutaway.spec import AttentionSpec, NormSpec, QueryGrowth
 
 ROW_BLOCKS = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.pattern"})  # what a fused attention leaves out
 
@@ -61,9 +61,9 @@ def _at_once(
 ) -> Array | None:
     """A segment's z by the engine's fused attention; None where it has none, or that could not say or show the same."""
     attend = getattr(engine, "attend", None)
-    if attend is None or ROW_BLOCKS & (tap.shown | tap.altered) or spec.cap is not None or spec.growth is not None:
+    if attend is None or ROW_BLOCKS & (tap.shown | tap.altered):
         return None
-    return attend(q, keys, values, spec.score_scale, *visible(spec, segment, slice(0, segment.length)))
+    return attend(q, keys, values, scoring(spec, segment, slice(0, segment.length)))
 
 
 def heads(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, tap: Tap) -> Projected:
@@ -118,9 +118,19 @@ def scored(engine: Engine, spec: AttentionSpec, dots: Array, segment: Segment, r
     """Dot products `[H, R, S]` to scores, in place: scaled (chapter 7.4), and grown or capped where the spec says."""
     scores = engine.scale(dots, spec.score_scale)
     if spec.growth is not None:
-        stretches = (_positions(segment, rows) + 1) // spec.growth.every
-        scores *= engine.array(1 + spec.growth.strength * np.log1p(stretches)[:, None])
+        scores *= engine.array(_growth(spec.growth, segment, rows)[:, None])
     return scores if spec.cap is None else engine.cap(scores, spec.cap)
+
+
+def scoring(spec: AttentionSpec, segment: Segment, rows: slice) -> Scoring:
+    """The same rule, and `visible`, told to a fused form of attention."""
+    grown = None if spec.growth is None else _growth(spec.growth, segment, rows)
+    return Scoring(spec.score_scale, *visible(spec, segment, rows), growth=grown, cap=spec.cap)
+
+
+def _growth(spec: QueryGrowth, segment: Segment, rows: slice) -> np.ndarray:
+    stretches = (_positions(segment, rows) + 1) // spec.every
+    return 1 + spec.strength * np.log1p(stretches)
 
 
 def visible(spec: AttentionSpec, segment: Segment, rows: slice) -> tuple[np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ from cutaway.engines.cpu.compiling import Kernel, place
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.cpu.vectors import LANES, address, arguments, as_float, float_at, index_at, put_one
 
-_ACTIVATIONS = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
+ACTIVATION_CODES = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 _PARALLEL_FROM = 1 << 14  # elements; below, starting the threads costs more than it saves
 
 
@@ -79,7 +79,7 @@ def _gelu(x):  # type: ignore[no-untyped-def]
 
 
 def _activation(given: int, part: int, parts: int) -> None:
-    x, out, n, kind = arguments(given, 4)
+    x, up, out, n, kind = arguments(given, 5)  # where `up` is not 0, times what stands there
     steps = (n + LANES - 1) // LANES
     for step in _rows_of(part, parts, steps):
         at = step * LANES
@@ -93,30 +93,48 @@ def _activation(given: int, part: int, parts: int) -> None:
             value = _gelu(value)
         else:
             value = _gelu_tanh(value)
+        if up != 0:
+            value = times(value, floats_upto(address(up) + at * 4, left))
         put_upto(address(out) + at * 4, value, left)
+
+
+@register_jitable
+def softmax_row(start: int, width: int) -> None:
+    """A row of `width` scores at `start` to weights that sum to 1, in place; −∞ becomes exactly 0."""
+    best = everywhere(np.float32(-np.inf))
+    for at in range(0, width - width % LANES, LANES):
+        best = greater(floats_upto(start + at * 4, width - at), best)
+    highest = greatest(best)
+    for at in range(width - width % LANES, width):
+        highest = max(highest, float_at(start + at * 4))
+    shift = everywhere(-highest)
+    sums = everywhere(np.float32(0))
+    for at in range(0, width, LANES):
+        left = width - at
+        power = exponential(plus(floats_upto(start + at * 4, left), shift))
+        put_upto(start + at * 4, power, left)
+        sums = plus(sums, floats_upto(start + at * 4, left))
+    whole = everywhere(total(sums))
+    for at in range(0, width, LANES):
+        left = width - at
+        put_upto(start + at * 4, over(floats_upto(start + at * 4, left), whole), left)
 
 
 def _softmax(given: int, part: int, parts: int) -> None:
     scores, rows, width = arguments(given, 3)
     for row in _rows_of(part, parts, rows):
-        start = address(scores) + row * width * 4
-        best = everywhere(np.float32(-np.inf))
-        for at in range(0, width - width % LANES, LANES):
-            best = greater(floats_upto(start + at * 4, width - at), best)
-        highest = greatest(best)
-        for at in range(width - width % LANES, width):
-            highest = max(highest, float_at(start + at * 4))
-        shift = everywhere(-highest)
-        sums = everywhere(np.float32(0))
-        for at in range(0, width, LANES):
-            left = width - at
-            power = exponential(plus(floats_upto(start + at * 4, left), shift))
-            put_upto(start + at * 4, power, left)
-            sums = plus(sums, floats_upto(start + at * 4, left))
-        whole = everywhere(total(sums))
-        for at in range(0, width, LANES):
-            left = width - at
-            put_upto(start + at * 4, over(floats_upto(start + at * 4, left), whole), left)
+        softmax_row(address(scores) + row * width * 4, width)
+
+
+@register_jitable
+def hide(start: int, width: int, first: int, last: int) -> None:
+    """−∞ in a row of `width` scores outside first to last."""
+    low = min(max(first, 0), width)
+    high = min(max(last, low), width)
+    for key in range(low):
+        put_one(start + key * 4, np.float32(-np.inf))
+    for key in range(high, width):
+        put_one(start + key * 4, np.float32(-np.inf))
 
 
 def _mask(given: int, part: int, parts: int) -> None:
@@ -125,12 +143,48 @@ def _mask(given: int, part: int, parts: int) -> None:
     for head in range(heads):
         for row in range(rows):
             start = address(scores) + (head * rows + row) * width * 4
-            low = min(max(index_at(from_row + row * 8), 0), width)
-            high = min(max(index_at(to_row + row * 8), low), width)
-            for key in range(low):
-                put_one(start + key * 4, np.float32(-np.inf))
-            for key in range(high, width):
-                put_one(start + key * 4, np.float32(-np.inf))
+            hide(start, width, index_at(from_row + row * 8), index_at(to_row + row * 8))
+
+
+@register_jitable
+def capped(x, limit):  # type: ignore[no-untyped-def]
+    """limit · tanh(x / limit); NaN stays NaN.
+
+    tanh u is u + u³ P(u²) up to 0.625 and 1 − 2 / (exp(2u) + 1) beyond. (Moshier 1992, Cephes: tanhf)
+    """
+    bound = everywhere(limit)
+    u = over(x, bound)
+    size = where_negative(u, times(u, everywhere(np.float32(-1))), u)
+    square = times(u, u)
+    series = everywhere(np.float32(-5.70498872745e-3))
+    for coefficient in (2.06390887954e-2, -5.37397155531e-2, 1.33314422036e-1, -3.33332819422e-1):
+        series = fused(series, square, everywhere(np.float32(coefficient)))
+    near = fused(times(series, square), u, u)
+    one = everywhere(np.float32(1))
+    far = plus(one, over(everywhere(np.float32(-2)), plus(exponential(plus(size, size)), one)))
+    signed = where_negative(u, times(far, everywhere(np.float32(-1))), far)
+    return times(where_negative(plus(size, everywhere(np.float32(-0.625))), near, signed), bound)
+
+
+def _cap(given: int, part: int, parts: int) -> None:
+    x, n, bits_of_limit = arguments(given, 3)
+    limit = as_float(bits_of_limit)
+    steps = (n + LANES - 1) // LANES
+    for step in _rows_of(part, parts, steps):
+        here, left = address(x) + step * LANES * 4, n - step * LANES
+        put_upto(here, capped(floats_upto(here, left), limit), left)
+
+
+def _add(given: int, part: int, parts: int) -> None:
+    # out = a + b; b may be one row `[width]` for all rows of a
+    a, b, out, n, width = arguments(given, 5)
+    rows = n // width
+    for row in _rows_of(part, parts, rows):
+        added = address(b) + (0 if width < n else row * width * 4)
+        for at in range(0, width, LANES):
+            here, left = (row * width + at) * 4, width - at
+            value = plus(floats_upto(address(a) + here, left), floats_upto(added + at * 4, left))
+            put_upto(address(out) + here, value, left)
 
 
 def _norm(given: int, part: int, parts: int) -> None:
@@ -163,33 +217,36 @@ def _norm(given: int, part: int, parts: int) -> None:
 
 
 def _rotate(given: int, part: int, parts: int) -> None:
-    # x: [heads, rows, width] with steps in bytes over heads and rows; cosines, sines: [rows, pairs]
-    x, head_step, row_step, cosines, sines, out, heads, rows, width, pairs, adjacent = arguments(given, 11)
+    # x: [heads, rows, width] with steps in bytes over heads and rows, as `out` has; cosines, sines: [rows, pairs].
+    # Without pairs it only copies.
+    x, x_head, x_row, cosines, sines, out, out_head, out_row, heads, rows, width, pairs, adjacent = arguments(given, 13)
     second = 4 if adjacent else 4 * pairs  # from a pair's first coordinate to its second, in bytes
     step = 8 if adjacent else 4  # from pair to pair
     for head in range(heads):
         for row in range(rows):
-            start = address(x) + (head * head_step + row * row_step)
-            target = address(out) + (head * rows + row) * width * 4
+            start = address(x) + (head * x_head + row * x_row)
+            target = address(out) + (head * out_head + row * out_row)
             for pair in range(pairs):
                 cosine = float_at(address(cosines) + (row * pairs + pair) * 4)
                 sine = float_at(address(sines) + (row * pairs + pair) * 4)
                 a, b = float_at(start + pair * step), float_at(start + (pair * step + second))
                 put_one(target + pair * step, a * cosine - b * sine)
                 put_one(target + (pair * step + second), b * cosine + a * sine)
-            for at in range(2 * pairs, width):
-                put_one(target + at * 4, float_at(start + at * 4))
+            for at in range(2 * pairs, width, LANES):
+                put_upto(target + at * 4, floats_upto(start + at * 4, width - at), width - at)
 
 
 @cache
-def _kernels() -> dict[str, Kernel]:
+def kernels() -> dict[str, Kernel]:
     """All of them; each compiles at its first use."""
     return {
-        "activation": Kernel(_activation, "non-linearities", "qqqq"),
+        "activation": Kernel(_activation, "non-linearities", "qqqqq"),
         "softmax": Kernel(_softmax, "softmax", "qqq"),
         "norm": Kernel(_norm, "norms", "qqqqqqdq"),
         "mask": Kernel(_mask, "masks", "qqqqqq"),
-        "rotate": Kernel(_rotate, "rotary positions", "qqqqqqqqqqq"),
+        "cap": Kernel(_cap, "caps", "qqd"),
+        "add": Kernel(_add, "sums", "qqqqq"),
+        "rotate": Kernel(_rotate, "rotary positions", "q" * 13),
     }
 
 
@@ -199,36 +256,39 @@ def _parts(n: int) -> int:
 
 def activate(x: np.ndarray, out: np.ndarray, kind: str) -> None:
     """The non-linearity `kind` of every element; both contiguous and of one size."""
-    _kernels()["activation"](place(x), place(out), x.size, _ACTIVATIONS[kind], parts=_parts(x.size))
+    kernels()["activation"](place(x), 0, place(out), x.size, ACTIVATION_CODES[kind], parts=_parts(x.size))
 
 
 def softmax(scores: np.ndarray) -> None:
     """Each row of a contiguous array to weights that sum to 1, in place."""
     width = scores.shape[-1]
-    _kernels()["softmax"](place(scores), scores.size // width, width, parts=_parts(scores.size))
+    kernels()["softmax"](place(scores), scores.size // width, width, parts=_parts(scores.size))
 
 
 def mask(scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
     """−∞ outside `first[r] <= key < last[r]` of contiguous scores `[H, R, S]`; int64 `[R]` each."""
     heads, rows, width = scores.shape
-    _kernels()["mask"](place(scores), heads, rows, width, place(first), place(last))
+    kernels()["mask"](place(scores), heads, rows, width, place(first), place(last))
 
 
 def norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float, centre: bool, out: np.ndarray) -> None:
     """LayerNorm (`centre`) or RMSNorm of each row of `[T, d]`, all contiguous."""
     width = x.shape[-1]
     shift = 0 if bias is None else place(bias)
-    _kernels()["norm"](
+    kernels()["norm"](
         place(x), place(gain), shift, place(out), x.size // width, width, eps, int(centre), parts=_parts(x.size)
     )
+
+
+def cap(x: np.ndarray, limit: float) -> None:
+    """limit · tanh(x / limit) of every element of a contiguous array, in place."""
+    kernels()["cap"](place(x), x.size, limit, parts=_parts(x.size))
 
 
 def rotate(x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, adjacent: bool, out: np.ndarray) -> None:
     """Turn pairs of coordinates of `[H, T, d_head]`, whose rows may lie anywhere, into contiguous `out`."""
     heads, rows, width = x.shape
-    head_step, row_step, _ = x.strides
-    pairs = cosines.shape[-1]
-    _kernels()["rotate"](
-        *(place(x), head_step, row_step, place(cosines), place(sines), place(out)),
-        *(heads, rows, width, pairs, int(adjacent)),
+    kernels()["rotate"](
+        *(place(x), *x.strides[:2], place(cosines), place(sines), place(out), *out.strides[:2]),
+        *(heads, rows, width, cosines.shape[-1], int(adjacent)),
     )

@@ -13,7 +13,7 @@ from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scr
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
-from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.protocol import Gain, Linear, Scoring
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ACTIVATIONS
@@ -125,10 +125,9 @@ class CpuEngine:
         return dots
 
     def cap(self, x: np.ndarray, limit: float) -> np.ndarray:
-        x /= np.float32(limit)
-        np.tanh(x, out=x)
-        x *= np.float32(limit)
-        return x
+        whole = np.ascontiguousarray(x)
+        elementwise.cap(whole, limit)
+        return _back(whole, x)
 
     def mask(self, scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> np.ndarray:
         whole = np.ascontiguousarray(scores)
@@ -153,6 +152,20 @@ class CpuEngine:
         _expect(fits, "There is one weight of a pattern for each value", pattern, v)
         out = np.empty((*pattern.shape[:2], v.shape[2]), np.float32)
         attend.mix(self.array(pattern), _rows_contiguous(v), out)
+        return out
+
+    def attend(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring) -> np.ndarray:
+        """All of attention, with the bits of the stages: `[H, R, d_head]` … → `[H, R, d_value]`."""
+        fits = len(q) % len(keys) == 0 and q.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
+        _expect(fits, "Each key head serves as many query heads, and each key has a value", q, keys, values)
+        n_heads, rows, _ = q.shape
+        first, last = (np.clip(part, 0, keys.shape[1]).astype(np.int64) for part in (scoring.first, scoring.last))
+        _expect(first.shape == last.shape == (rows,), "Each query row sees one range of keys", q, first, last)
+        growth = None if scoring.growth is None else self.array(scoring.growth)
+        out = np.empty((rows, n_heads, values.shape[2]), np.float32).swapaxes(0, 1)  # as the heads are joined
+        scratch = self._scratch("scores", attend.attend_scratch(n_heads, rows, keys.shape[1]))
+        q, keys, values = map(_rows_contiguous, (q, keys, values))
+        attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
         return out
 
     def _place(self, weight: Weight) -> tuple[int, int, int]:

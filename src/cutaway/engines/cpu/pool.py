@@ -17,24 +17,27 @@ import platform
 import sys
 import threading
 from functools import cache
+from math import inf
 from time import perf_counter
 from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.extending import register_jitable
 
 from cutaway.engines.cpu.compiling import compile_native
 from cutaway.engines.cpu.vectors import I8, I64, operation
 
 # The memory that the threads share, in 64-bit words, eight (a cache line) apart.
-_NEXT, _DONE, _FUNCTION, _ARGUMENTS, _YIELD, _WORDS = 0, 8, 16, 17, 18, 32
-# The word _NEXT: the kernel's serial number · 2^32 + its parts · 2^16 + parts already claimed.
+_NEXT, _DONE, _TASKS, _YIELD, _SERIAL, _WAITED, _OWN, _WORDS = 0, 8, 16, 17, 18, 19, 20, 32
+# The word _NEXT: the phase's serial number · 2^32 + its parts · 2^16 + parts already claimed.
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
 _PATIENCE = 4000  # looks at _DONE before the caller offers its processor to others
-_LATE = 0.0003  # seconds of waiting, beyond half the caller's own work, that tell of a helper put aside
+_LATE = 700_000  # ticks (0.3 ms) of waiting, beyond half the caller's own, that tell of a helper put aside
 _PENALTIES = (0.002, 0.05)  # seconds for which kernels then run without helpers, at least and at most
 _FORGIVEN_AFTER = 256
+_IS_X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 
 
 def _word(builder: Any, shared: Any, index: int) -> Any:
@@ -58,15 +61,43 @@ def _claim(builder: Any, shared: Any) -> Any:
     return builder.load(result)
 
 
-@operation(types.void, types.int64, types.int64)
-def _run(builder: Any, shared: Any, claimed: Any) -> Any:
-    """Run a claimed part of the present kernel and count it as done."""
+@operation(types.void, types.int64, types.int64, types.int64, types.int64)
+def _call(builder: Any, function: Any, arguments: Any, part: Any, parts: Any) -> Any:
+    """Run one part of a kernel."""
     kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-    function = builder.inttoptr(builder.load(_word(builder, shared, _FUNCTION)), kind.as_pointer())
-    part, parts = builder.and_(claimed, I64(0xFFFF)), builder.lshr(claimed, I64(16))
-    builder.call(function, [builder.load(_word(builder, shared, _ARGUMENTS)), part, parts])
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [arguments, part, parts])
+    return ir.Constant(I8.as_pointer(), None)
+
+
+@operation(types.void, types.int64)
+def _count(builder: Any, shared: Any) -> Any:
+    """Count one part of the present phase as done."""
     builder.atomic_rmw("add", _word(builder, shared, _DONE), I64(1), "acq_rel")
     return ir.Constant(I8.as_pointer(), None)
+
+
+@operation(types.int64, types.int64, types.int64)
+def _shared(builder: Any, shared: Any, index: Any) -> Any:
+    """A word of the shared memory, or of any table."""
+    return builder.load(builder.inttoptr(builder.add(shared, builder.mul(index, I64(8))), I64.as_pointer()))
+
+
+@operation(types.void, types.int64, types.int64, types.int64)
+def _set(builder: Any, shared: Any, index: Any, value: Any) -> Any:
+    """Set a word of the shared memory."""
+    builder.store(value, builder.inttoptr(builder.add(shared, builder.mul(index, I64(8))), I64.as_pointer()))
+    return ir.Constant(I8.as_pointer(), None)
+
+
+@register_jitable
+def _run(shared: int, claimed: int) -> None:
+    """Run a claimed part of the present phase: find the task that it belongs to, and count it as done."""
+    part, task = claimed & 0xFFFF, _shared(shared, _TASKS)
+    while part >= _shared(task, 2):
+        part -= _shared(task, 2)
+        task += 24
+    _call(_shared(task, 0), _shared(task, 1), part, _shared(task, 2))
+    _count(shared)
 
 
 @operation(types.int64, types.int64)
@@ -82,10 +113,19 @@ def _publish(builder: Any, shared: Any, word: Any) -> Any:
     return ir.Constant(I8.as_pointer(), None)
 
 
+@operation(types.int64)
+def _ticks(builder: Any) -> Any:
+    """The processor's clock, where a program may read it; else always 0, and then no helper counts as late."""
+    if not _IS_X86:
+        return I64(0)
+    kind = ir.FunctionType(I64, [])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.readcyclecounter"), [])
+
+
 @operation(types.void)
 def _pause(builder: Any) -> Any:
     """Tell the processor that this is a waiting loop."""
-    if platform.machine().lower() in ("x86_64", "amd64", "i386", "i686"):
+    if _IS_X86:
         nothing = ir.FunctionType(ir.VoidType(), [])
         builder.call(cgutils.get_or_insert_function(builder.module, nothing, "llvm.x86.sse2.pause"), [])
     else:
@@ -114,25 +154,49 @@ def _help(shared: int, watches: int, unused: int) -> None:
             _pause()
 
 
-def _lead(shared: int, unused: int, word: int) -> None:
-    """The caller's turn: offer the parts, and run those that it can claim itself."""
-    _publish(shared, word)
-    claimed = _claim(shared)
-    while claimed != -1:
-        if claimed >= 0:
-            _run(shared, claimed)
+def _lead(shared: int, phases: int, count: int) -> None:
+    """The caller's turn: phase after phase, offer the parts, run those that it can claim itself, wait for the rest.
+
+    A phase is a table of tasks and their number; a task is a kernel, its arguments and its parts.
+    """
+    begun, waited = _ticks(), 0
+    for phase in range(count):
+        tasks, n_tasks = _shared(phases, 2 * phase), _shared(phases, 2 * phase + 1)
+        parts = 0
+        for task in range(n_tasks):
+            parts += _shared(tasks, 3 * task + 2)
+        if parts == 1:
+            _call(_shared(tasks, 0), _shared(tasks, 1), 0, 1)
+            continue
+        _set(shared, _TASKS, tasks)
+        _set(shared, _DONE, 0)
+        serial = (_shared(shared, _SERIAL) + 1) & 0x7FFFFFFF
+        _set(shared, _SERIAL, serial)
+        _publish(shared, serial << 32 | parts << 16)
         claimed = _claim(shared)
+        while claimed != -1:
+            if claimed >= 0:
+                _run(shared, claimed)
+            claimed = _claim(shared)
+        if _done(shared) < parts:
+            since, looks = _ticks(), 0
+            while _done(shared) < parts:
+                looks += 1
+                if looks < _PATIENCE:
+                    _pause()
+                else:  # whoever is late may be waiting for this very processor
+                    _yield(shared)
+            waited += _ticks() - since
+    _set(shared, _WAITED, waited)
+    _set(shared, _OWN, _ticks() - begun - waited)
 
 
-def _wait(shared: int, patience: int, parts: int) -> None:
-    """Wait for the parts that helpers have begun; after a while, offer them this processor."""
-    looks = 0
-    while _done(shared) < parts:
-        looks += 1
-        if looks < patience:
-            _pause()
-        else:
-            _yield(shared)
+def _alone(unused: int, phases: int, count: int) -> None:
+    """All phases in the calling thread."""
+    for phase in range(count):
+        tasks, n_tasks = _shared(phases, 2 * phase), _shared(phases, 2 * phase + 1)
+        for task in range(n_tasks):
+            _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1)
 
 
 NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
@@ -141,8 +205,8 @@ NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 @cache
 def _turns() -> tuple[Any, Any, Any]:
     """The three loops, compiled."""
-    help_, lead, wait = (NATIVE(compile_native(loop)) for loop in (_help, _lead, _wait))
-    return help_, lead, wait
+    help_, lead, alone = (NATIVE(compile_native(loop)) for loop in (_help, _lead, _alone))
+    return help_, lead, alone
 
 
 class Pool:
@@ -153,11 +217,10 @@ class Pool:
         first = ctypes.addressof(self._shared)
         self._skip = -first % 64 // 8  # words up to the start of a cache line
         self._address = first + 8 * self._skip
-        self._serial = 0
-        self._help, self._lead, self._wait = _turns()
-        self._alone_until = 0.0  # when helpers are asked again
+        self._help, self._lead, self._alone = _turns()
+        self._alone_until = 0.0 if helpers else inf  # when helpers are asked again
         self._penalty = _PENALTIES[0]
-        self._in_time = 0  # kernels in a row for which no helper was late
+        self._in_time = 0  # runs in a row in which no helper was late
         windows = sys.platform == "win32"
         system = ctypes.CDLL("kernel32" if windows else None)
         give_way = system.SwitchToThread if windows else system.sched_yield
@@ -166,32 +229,24 @@ class Pool:
         for _ in range(helpers):
             threading.Thread(target=self._serve, name="cutaway kernels", daemon=True).start()
 
-    def run(self, function: int, arguments: int, parts: int) -> None:
-        """Run the parts (at most 65,535) of the kernel at an address. One call at a time.
+    def run(self, phases: int, count: int) -> None:
+        """Run `count` phases, whose table (see `_lead`) is at an address. One call at a time.
 
-        A helper that was put aside by the system in the middle of a part costs a wait of milliseconds. On a
-        busy machine that would happen all the time, so after each such wait kernels run without helpers for a
-        while: 2 ms, then 4, up to 50 while it goes on happening, less again once it stops.
+        A phase has at most 65,535 parts. A helper that was put aside by the system in the middle of a part costs a
+        wait of milliseconds. On a busy machine that would happen all the time, so after each such wait kernels run
+        without helpers for a while: 2 ms, then 4, up to 50 while it goes on happening, less again once it stops.
         """
-        start = perf_counter()
-        if start < self._alone_until:
-            NATIVE(function)(arguments, 0, 1)
+        if self._alone_until and perf_counter() < self._alone_until:
+            self._alone(0, phases, count)
             return
-        self._shared[self._skip + _FUNCTION] = function
-        self._shared[self._skip + _ARGUMENTS] = arguments
-        self._shared[self._skip + _DONE] = 0
-        self._serial = (self._serial + 1) % (1 << 31)
-        for _ in range(min(len(self._asleep), parts - 1)):
+        for _ in range(len(self._asleep)):
             self._asleep.pop().release()
-        self._lead(self._address, 0, self._serial << 32 | parts << 16)
-        if self._shared[self._skip + _DONE] < parts:
-            own_end = perf_counter()
-            self._wait(self._address, _PATIENCE, parts)
-            now = perf_counter()
-            if now - own_end > _LATE + (own_end - start) / 2:
-                self._alone_until, self._in_time = now + self._penalty, 0
-                self._penalty = min(2 * self._penalty, _PENALTIES[1])
-                return
+        self._lead(self._address, phases, count)
+        waited = self._shared[self._skip + _WAITED]
+        if waited > _LATE + self._shared[self._skip + _OWN] / 2:
+            self._alone_until, self._in_time = perf_counter() + self._penalty, 0
+            self._penalty = min(2 * self._penalty, _PENALTIES[1])
+            return
         self._in_time += 1
         if self._in_time == _FORGIVEN_AFTER:
             self._in_time, self._penalty = 0, max(self._penalty / 2, _PENALTIES[0])

@@ -278,33 +278,23 @@ def long_dots_of_group(
         begin += here
 
 
-MIX_ROWS = 4 if has("avx512f") else 1  # rows mixed at once: each value is read once for all of them
-MIX_WIDTH = 64  # coordinates of a tile of mixes: four vectors
+@operation(types.void, *[ADDRESS, types.int64] * 2, types.int64, ADDRESS, types.int64, constants=2)
+def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
+    """Rows of weights times values, `n_vectors` · 16 coordinates of each: Σ over keys, one key after another.
 
-
-@operation(types.void, ADDRESS, types.int64, ADDRESS, types.int64, types.int64, ADDRESS, types.int64)
-def mix_tile(
-    builder: Any,
-    weights: Any,
-    weights_step: Any,
-    values: Any,
-    values_step: Any,
-    keys: Any,
-    out: Any,
-    out_step: Any,
-) -> Any:
-    """MIX_ROWS rows of weights times values, MIX_WIDTH coordinates of each: Σ over keys, one key after another.
-
-    Steps are bytes from row to row: of the weights `[MIX_ROWS, keys]`, the values `[keys, …]` and the results.
+    Constants: how many rows, how many vectors. Arguments: the weights `[n_rows, keys]` and their bytes from row to
+    row, the values `[keys, …]` and theirs, the number of keys, the results and their bytes from row to row.
     """
-    wide = _WIDE
-    vectors = MIX_WIDTH // SUM_LANES
-    zeros = ir.Constant(wide, [0.0] * SUM_LANES)
-    sums = {(i, j): cgutils.alloca_once_value(builder, zeros) for i in range(MIX_ROWS) for j in range(vectors)}
-    rows = [builder.gep(weights, [builder.mul(weights_step, I64(i))]) for i in range(MIX_ROWS)]
+    weights, weights_step, values, values_step, keys, out, out_step = given
+    zeros = ir.Constant(_WIDE, [0.0] * SUM_LANES)
+    pairs = [(i, j) for i in range(n_rows) for j in range(n_vectors)]
+    sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
+    for place in sums.values():
+        builder.store(zeros, place)
+    rows = [builder.gep(weights, [builder.mul(weights_step, I64(i))]) for i in range(n_rows)]
     with cgutils.for_range(builder, keys) as loop:
         here = builder.gep(values, [builder.mul(loop.index, values_step)])
-        parts = [load(builder, builder.gep(here, [I64(4 * SUM_LANES * j)]), wide) for j in range(vectors)]
+        parts = [load(builder, builder.gep(here, [I64(4 * SUM_LANES * j)]), _WIDE) for j in range(n_vectors)]
         for i, row in enumerate(rows):
             single = load(builder, builder.gep(row, [builder.shl(loop.index, I64(2))]), ir.FloatType())
             weight = splat(builder, single)
@@ -312,6 +302,6 @@ def mix_tile(
                 builder.store(fma(builder, weight, part, builder.load(sums[i, j])), sums[i, j])
     for (i, j), pointer in sums.items():
         offset = builder.add(builder.mul(out_step, I64(i)), I64(4 * SUM_LANES * j))
-        target = builder.bitcast(builder.gep(out, [offset]), wide.as_pointer())
+        target = builder.bitcast(builder.gep(out, [offset]), _WIDE.as_pointer())
         builder.store(builder.load(pointer), target, align=4)
     return ir.Constant(I8.as_pointer(), None)

@@ -97,18 +97,36 @@ def launch(function: int, arguments: int, parts: int) -> None:
 
     Python threads take turns. The GIL is released meanwhile.
     """
-    global _pool
     if parts == 1:
         _NATIVE(function)(arguments, 0, 1)
         return
     with _lock:
-        if _pool is None:
-            from cutaway.engines.cpu.pool import Pool
-
-            _pool = Pool(thread_count() - 1)
-        _pool.run(function, arguments, parts)
+        task = _one_phase
+        task[2], task[3], task[4] = function, arguments, parts
+        _the_pool().run(ctypes.addressof(task), 1)
 
 
+def launch_phases(phases: int, count: int) -> None:
+    """Run `count` phases, whose table is at an address: one after another, the parts of each by the whole pool.
+
+    A phase is the address of a table of tasks, and how many there are; a task is a kernel's address, that of its
+    arguments, and its parts.
+    """
+    with _lock:
+        _the_pool().run(phases, count)
+
+
+def _the_pool() -> "Pool":
+    global _pool
+    if _pool is None:
+        from cutaway.engines.cpu.pool import Pool
+
+        _pool = Pool(thread_count() - 1)
+    return _pool
+
+
+_one_phase = (ctypes.c_int64 * 5)()  # a phase of one task, which follows it
+_one_phase[0], _one_phase[1] = ctypes.addressof(_one_phase) + 16, 1
 _NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 

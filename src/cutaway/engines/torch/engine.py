@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from cutaway.engines.layout import Layout
-from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.protocol import Gain, Linear, Scoring
 from cutaway.engines.torch.attend import attend
 from cutaway.engines.torch.devices import device_of, precision_of
 from cutaway.engines.torch.held import Held, hold, unpacked
@@ -138,12 +138,12 @@ class TorchEngine:
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        scale: float,
-        first: np.ndarray,
-        last: np.ndarray,
+        scoring: Scoring,
     ) -> torch.Tensor | None:
-        """The whole of attention in one operation; None where this engine was told to go by the stages."""
-        return attend(q, keys, values, scale, first, last) if self.fused else None
+        """All of attention in one operation; None for scores that it cannot make, or where stages were asked for."""
+        if not self.fused or scoring.cap is not None or scoring.growth is not None:
+            return None
+        return attend(q, keys, values, scoring.scale, scoring.first, scoring.last)
 
     def _matrix(self, weight: Weight | torch.Tensor) -> torch.Tensor:
         """A parameter as it is; a stored weight that nobody holds, unpacked at its first use and kept."""
