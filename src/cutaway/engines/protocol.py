@@ -60,15 +60,31 @@ class Scoring:
     cap: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Attended:
+    """One segment's share in a fused layer: `length` rows, the first at `position`; what they see, by which rule.
+
+    `keys` and `values` `[H_kv, room, width]` hold `position` tokens already, and have room for those of the rows.
+    """
+
+    length: int
+    position: int
+    keys: Array
+    values: Array
+    scoring: Scoring
+
+
 class Engine(Protocol):
     """What every engine offers. Nothing here knows a model's name.
 
-    Two more operations are optional; stages ask whether an engine has them:
+    Three more operations are optional; stages ask whether an engine has them:
 
     - `hold(stored)` takes all weights of a model and gives back what the stages find them in, in place of the
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
     - `attend(q, keys, values, scoring)` is all of attention at once, scores unseen; `[H, R, d_value]`, or None where
       it declines.
+    - `block(spec, weights, x, turn, attended, tap)` is a whole layer at once, `[T, d]` → `[T, d]`, which puts new keys
+      and values where `attended` says and shows the tap what it wants; None where it declines, having done nothing.
 
     Two things may be said of an engine, both left out by most: `differentiable`, that its arrays remember how they were
     made; and `bitwise`, False where a row's last bits hang on what is computed and looked at beside it.

@@ -65,10 +65,15 @@ class KVCache:
         if position != self.length:
             raise CutawayError(f"The cache holds {self.length} tokens; rows at position {position} do not follow them.")
         end = position + keys.shape[1]
-        all_keys, all_values = self._stored[layer] = self._room(layer, end)
+        all_keys, all_values = self.reserve(layer, end)
         all_keys[:, position:end] = keys
         all_values[:, position:end] = values
         return all_keys[:, :end], all_values[:, :end]
+
+    def reserve(self, layer: int, tokens: int) -> tuple[Array, Array]:
+        """The layer's whole arrays `[H_kv, room, width]`, with room for so many tokens; those held stand first."""
+        room = self._stored[layer] = self._room(layer, tokens)
+        return room
 
     def advance(self, ids: Sequence[int] | np.ndarray) -> None:
         """Count these tokens as valid: all layers have stored them."""

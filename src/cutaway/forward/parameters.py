@@ -12,7 +12,14 @@ from cutaway.spec import ModelSpec, parameter_shapes
 
 
 class Parts(dict[str, Any]):
-    """Weights by name: a `Linear`, a `Gain`, or what stands on its own (an embedding, a router's correction)."""
+    """Weights by name: a `Linear`, a `Gain`, or what stands on its own (an embedding, a router's correction).
+
+    `prepared` is for the engine: what it has worked out for these weights, by keys of its own.
+    """
+
+    def __init__(self, *items: Any) -> None:
+        super().__init__(*items)
+        self.prepared: dict[Any, Any] = {}
 
     def through(self, stage: Callable[..., Array], *rest: Any) -> Array:
         """stage(these weights, …)"""

@@ -35,17 +35,18 @@ class Kernel:
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, *arguments: int | float, parts: int = 1) -> None:
-        if not self._address:
-            self._prepare()
         buffer, packed = _argument_buffer()
         self._pack(buffer, 0, *arguments)
-        threads.launch(self._address, packed, parts)
+        threads.launch(self._address or self.address, packed, parts)
 
-    def _prepare(self) -> None:
+    @property
+    def address(self) -> int:
+        """Where the compiled function lies; it is compiled at the first use."""
         with self._one_at_a_time:
             if not self._address:
                 _announce(self.name)
                 self._address = compile_native(self._function)
+        return self._address
 
 
 _local = threading.local()

@@ -176,14 +176,12 @@ def _cap(given: int, part: int, parts: int) -> None:
 
 
 def _add(given: int, part: int, parts: int) -> None:
-    # out = a + b; b may be one row `[width]` for all rows of a
+    # out = a + b, n numbers in rows of `width`; b is one such row, the same for all
     a, b, out, n, width = arguments(given, 5)
-    rows = n // width
-    for row in _rows_of(part, parts, rows):
-        added = address(b) + (0 if width < n else row * width * 4)
+    for row in _rows_of(part, parts, n // width):
         for at in range(0, width, LANES):
             here, left = (row * width + at) * 4, width - at
-            value = plus(floats_upto(address(a) + here, left), floats_upto(added + at * 4, left))
+            value = plus(floats_upto(address(a) + here, left), floats_upto(address(b) + at * 4, left))
             put_upto(address(out) + here, value, left)
 
 
@@ -250,19 +248,20 @@ def kernels() -> dict[str, Kernel]:
     }
 
 
-def _parts(n: int) -> int:
+def parts_of(n: int) -> int:
+    """In how many parts the work on so many elements is done."""
     return thread_count() if n >= _PARALLEL_FROM else 1
 
 
 def activate(x: np.ndarray, out: np.ndarray, kind: str) -> None:
     """The non-linearity `kind` of every element; both contiguous and of one size."""
-    kernels()["activation"](place(x), 0, place(out), x.size, ACTIVATION_CODES[kind], parts=_parts(x.size))
+    kernels()["activation"](place(x), 0, place(out), x.size, ACTIVATION_CODES[kind], parts=parts_of(x.size))
 
 
 def softmax(scores: np.ndarray) -> None:
     """Each row of a contiguous array to weights that sum to 1, in place."""
     width = scores.shape[-1]
-    kernels()["softmax"](place(scores), scores.size // width, width, parts=_parts(scores.size))
+    kernels()["softmax"](place(scores), scores.size // width, width, parts=parts_of(scores.size))
 
 
 def mask(scores: np.ndarray, first: np.ndarray, last: np.ndarray) -> None:
@@ -276,13 +275,13 @@ def norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float, c
     width = x.shape[-1]
     shift = 0 if bias is None else place(bias)
     kernels()["norm"](
-        place(x), place(gain), shift, place(out), x.size // width, width, eps, int(centre), parts=_parts(x.size)
+        place(x), place(gain), shift, place(out), x.size // width, width, eps, int(centre), parts=parts_of(x.size)
     )
 
 
 def cap(x: np.ndarray, limit: float) -> None:
     """limit · tanh(x / limit) of every element of a contiguous array, in place."""
-    kernels()["cap"](place(x), x.size, limit, parts=_parts(x.size))
+    kernels()["cap"](place(x), x.size, limit, parts=parts_of(x.size))
 
 
 def rotate(x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, adjacent: bool, out: np.ndarray) -> None:

@@ -1,25 +1,25 @@
 """The engine for CPUs: compiled kernels for whatever takes time; float32."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
+from cutaway.engines.cpu.block import Layers, can_run
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.memory import keep_freed_memory
-from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
+from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
-from cutaway.engines.protocol import Gain, Linear, Scoring
+from cutaway.engines.protocol import Attended, Gain, Linear, Scoring
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
-from cutaway.spec import ACTIVATIONS
-
-PARTS = 4  # parts of a product for each thread, so that a thread that is late costs little
-SMALLEST_PART = 1 << 14  # weights; waking another thread for fewer costs more than it saves
+from cutaway.points import Tap
+from cutaway.spec import ACTIVATIONS, LayerSpec
 
 
 class CpuEngine:
@@ -40,6 +40,7 @@ class CpuEngine:
         keep_freed_memory()
         self._local = threading.local()  # each Python thread's scratch
         self._stored: WeakKeyDictionary[Weight, _Stored] = WeakKeyDictionary()
+        self._layers = Layers(self)
 
     def array(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
@@ -68,9 +69,8 @@ class CpuEngine:
             )
         x = self.array(x)
         y = np.empty((len(x), d_out), np.float32)
-        work = d_out * d_in * max(1, len(x) // 8)
-        parts = max(1, min(PARTS * thread_count(), work // SMALLEST_PART))
-        given = (*self._place(weight), d_out, d_in, place(x), len(x), place(y))
+        parts = parts_of(d_out, d_in, len(x))
+        given = (*self.stored_at(weight), d_out, d_in, place(x), len(x), place(y))
         if len(x) <= FEW:
             few_rows(weight.kind)(*given, parts=parts)
         else:
@@ -168,7 +168,20 @@ class CpuEngine:
         attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
         return out
 
-    def _place(self, weight: Weight) -> tuple[int, int, int]:
+    def block(
+        self,
+        spec: LayerSpec,
+        weights: Mapping[str, Any],
+        x: np.ndarray,
+        turn: tuple[np.ndarray, np.ndarray] | None,
+        attended: Sequence[Attended],
+        tap: Tap,
+    ) -> np.ndarray | None:
+        """A whole layer of few rows, with the bits of the stages; None for a kind or a wish that it does not serve."""
+        return self._layers.run(spec, weights, x, turn, attended, tap) if can_run(spec, len(x), tap) else None
+
+    def stored_at(self, weight: Weight) -> tuple[int, int, int]:
+        """Where a weight lies: the address of its rows, the bytes from row to row, the address of its order or 0."""
         stored = self._stored.get(weight)
         if stored is None:  # of two threads that come here at once the first one's stays, and with it its memory
             stored = self._stored.setdefault(weight, _Stored(weight))

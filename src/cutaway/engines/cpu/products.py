@@ -13,10 +13,14 @@ from numba.extending import register_jitable
 
 from cutaway.engines.cpu.arithmetic import floats_upto, put_upto
 from cutaway.engines.cpu.compiling import Kernel
+from cutaway.engines.cpu.program import Place, Task
 from cutaway.engines.cpu.sums import KEPT_BYTES, STRETCH, TILE_LEFT, TILE_RIGHT, long_dots_of_group
+from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.cpu.unpack import stored_dots, stored_row, unpack_row
 from cutaway.engines.cpu.vectors import LANES, address, arguments
 
+PARTS = 4  # parts of a product for each thread, so that a thread that is late costs little
+SMALLEST_PART = 1 << 14  # weights; waking another thread for fewer costs more than it saves
 FEW = 6  # rows of x up to which stored rows are multiplied as they are read
 _STRIP = 1 << 16  # numbers of x multiplied with all weights before the next: 256 kB, part of a second-level cache
 _PANEL = 64  # results of each row of x that are put down together: whole cache lines, whatever the steps of y
@@ -93,3 +97,24 @@ def _strip(d_in: int, n_x: int) -> int:
 def many_rows_scratch(d_in: int, n_x: int) -> int:
     """Numbers of scratch that each part of `many_rows` needs: unpacked weights, sums between stretches, results."""
     return TILE_LEFT * d_in + _strip(d_in, n_x) * (KEPT_BYTES // 4 + _PANEL)
+
+
+def parts_of(d_out: int, d_in: int, n_x: int) -> int:
+    """In how many parts a product is done."""
+    work = d_out * d_in * max(1, n_x // 8)
+    return max(1, min(PARTS * thread_count(), work // SMALLEST_PART))
+
+
+def product_task(
+    kind: str, stored: tuple[int, int, int], shape: tuple[int, ...], x: Place, y: Place, scratch: Place, n_x: int
+) -> tuple[Task, int]:
+    """A product as a task of a program, and how many numbers of scratch it needs.
+
+    `stored` is where the weight lies: address, bytes from row to row, address of its order or 0.
+    """
+    d_out, d_in = shape
+    given, parts = (*stored, d_out, d_in, x, n_x, y), parts_of(d_out, d_in, n_x)
+    if n_x <= FEW:
+        return Task(few_rows(kind), given, parts), 0
+    size = many_rows_scratch(d_in, n_x)
+    return Task(many_rows(kind), (*given, scratch, size), parts), parts * size

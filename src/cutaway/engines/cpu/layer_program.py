@@ -1,0 +1,217 @@
+"""Writing a layer's spec down as phases of kernels."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cutaway.engines.cpu import attend, elementwise
+from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.products import product_task
+from cutaway.engines.cpu.program import Argument, Place, Program, Task
+from cutaway.engines.protocol import Gain, Linear
+from cutaway.spec import FeedForwardSpec, LayerSpec, NormSpec
+
+
+class LayerProgram:
+    """A layer over segments of these lengths. Places that are set before a run:
+
+    "x", each name of `shapes` and of `scratch`, "cosines" and "sines", and for each segment with its number what
+    `Layers` sets. `shapes` names the points with the arrays that hold them, heads as `[T, H, width]`; where two points
+    are one array, `same_as` says of which other. `order` has all of them as the pass makes them.
+    """
+
+    def __init__(self, engine: Any, spec: LayerSpec, weights: Mapping[str, Any], lengths: Sequence[int]) -> None:
+        self.spec = spec
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.scratch: dict[str, int] = {}
+        self.same_as: dict[str, str] = {}
+        self.order: list[str] = ["resid_pre"]
+        self._engine, self._weights, self._lengths, self._rows = engine, weights, lengths, sum(lengths)
+        self._uses: dict[str, Any] = {}  # the very weights that the program reads
+        self._read: list[np.ndarray] = []  # the vectors that it reads, so that they stay where they are
+        self._kept: dict[int, Any] = {}
+        self._phases: list[list[Task]] = []
+        self._write()
+        self._program = Program(self._phases)
+        self.set, self.run = self._program.set, self._program.run
+
+    def is_of(self, spec: LayerSpec, weights: Mapping[str, Any]) -> bool:
+        """Whether this is the program of such a layer with these very weights."""
+        return self.spec is spec and all(weights.get(name) is part for name, part in self._uses.items())
+
+    def keep(self, index: int, arrays: Any) -> None:
+        """Hold on to what a run reads until the next run."""
+        self._kept[index] = arrays
+
+    def _write(self) -> None:
+        spec, d_model = self.spec, self._d_out("attn.o")
+        read = self._before("attn", Place("x"), d_model)
+        gathered = self._given("attn", self._attention(read), d_model)
+        if spec.parallel:
+            processed_read = read if spec.shared_norm else self._before("mlp", Place("x"), d_model)
+            processed = self._given("mlp", self._feed_forward(processed_read), d_model)
+            both = self._buffer("stream and attention", d_model, point=False)
+            self._add(Place("x"), gathered, both, self._rows * d_model)
+            self._add(both, processed, self._buffer("resid_post", d_model), self._rows * d_model)
+            return
+        middle = self._after("attn", Place("x"), gathered, "resid_mid", d_model)
+        processed = self._given("mlp", self._feed_forward(self._before("mlp", middle, d_model)), d_model)
+        self._after("mlp", middle, processed, "resid_post", d_model)
+
+    def _before(self, part: str, x: Place, width: int) -> Place:
+        if self.spec.norm is None or self.spec.placement == "post":
+            return x
+        return self._norm(self.spec.norm, f"{part}.norm", x, f"{part}.norm", self._rows, width)
+
+    def _given(self, part: str, raw: Place, width: int) -> Place:
+        if self.spec.out_norm is not None:
+            return self._norm(self.spec.out_norm, f"{part}.out_norm", raw, f"{part}.out", self._rows, width)
+        self.order.append(f"{part}.out")
+        self.same_as[f"{part}.out"] = f"{part}.raw"
+        return raw
+
+    def _after(self, part: str, x: Place, out: Place, name: str, width: int) -> Place:
+        pre = self.spec.norm is None or self.spec.placement == "pre"
+        total = self._buffer(name if pre else f"{part}.sum", width)
+        self._add(x, out, total, self._rows * width)
+        if pre or self.spec.norm is None:
+            return total
+        return self._norm(self.spec.norm, f"{part}.norm", total, name, self._rows, width)
+
+    def _attention(self, read: Place) -> Place:
+        spec, rows = self.spec.attention, self._rows
+        heads, kv_heads, wide, value_wide = spec.n_heads, spec.n_kv_heads, spec.d_head, spec.value_width
+        q, k, v = self._products(read, {"attn.q": heads, "attn.k": kv_heads, "attn.v": kv_heads})
+        if spec.qk_norm is not None and not spec.norm_after_rotary:
+            q, k = self._normed(spec.qk_norm, q, k)
+        if spec.rotary is not None:
+            pairs, adjacent = spec.rotary.dims // 2, int(spec.rotary.pairing == "adjacent")
+            turned = []
+            for name, source, count in (("attn.q_rot", q, heads), ("attn.k_rot", k, kv_heads)):
+                target = self._buffer(name, count, wide)
+                steps = (4 * wide, 4 * wide * count)  # from head to head and from row to row, in bytes
+                self._do("rotate", source, *steps, Place("cosines"), Place("sines"), target, *steps, count, rows, wide,
+                         pairs, adjacent)  # fmt: skip
+                turned.append(target)
+            q, k = turned
+        if spec.qk_norm is not None and spec.norm_after_rotary:
+            q, k = self._normed(spec.qk_norm, q, k)
+        z = Place("attn.z")
+        dots, weights, mixes, row = [], [], [], 0
+        for index, length in enumerate(self._lengths):
+
+            def at(name: str, index: int = index) -> Place:
+                return Place(f"{name} {index}")
+
+            for new, head, source, width in (
+                ("new key", "key head", k, wide),
+                ("new value", "value head", v, value_wide),
+            ):
+                step = 4 * width * kv_heads
+                self._do("rotate", source + row * step, 4 * width, step, 0, 0, at(new), at(head), 4 * width,
+                         kv_heads, length, width, 0, 0)  # fmt: skip
+            q_step, z_step = 4 * wide * heads, 4 * value_wide * heads
+            kernels = attend.kernels()
+            sizes = (heads, kv_heads, length, at("seen"))
+            dots.append(Task(kernels["dots"], (q + row * q_step, 4 * wide, q_step, at("keys"), at("key head"), 4 * wide,
+                                               at("scores"), *sizes, wide, at("start")), at("dots parts")))  # fmt: skip
+            weights.append(Task(kernels["weights"], (at("scores"), heads, length, at("seen"), at("start"), at("first"),
+                                                     at("last"), at("growth"), float(spec.score_scale),
+                                                     float(spec.cap or 0.0)), at("rows parts")))  # fmt: skip
+            mixes.append(Task(kernels["mix"], (at("scores"), at("values"), at("value head"), 4 * value_wide,
+                                               z + row * z_step, 4 * value_wide, z_step, *sizes, value_wide,
+                                               at("start")), at("mix parts")))  # fmt: skip
+            row += length
+        self._phases += [dots, weights, mixes]
+        self.order.append("attn.pattern")
+        self._buffer("attn.z", heads, value_wide)
+        return self._products(z, {"attn.o": None}, {"attn.o": "attn.raw"})[0]
+
+    def _normed(self, norm: NormSpec, q: Place, k: Place) -> tuple[Place, Place]:
+        """Queries and keys, each head's row by itself."""
+        spec, rows = self.spec.attention, self._rows
+        named = (("q", q, spec.n_heads), ("k", k, spec.n_kv_heads))
+        normed = [
+            self._norm(norm, f"attn.{name}_norm", source, f"attn.{name}_normed", rows * count, spec.d_head, count)
+            for name, source, count in named
+        ]
+        return normed[0], normed[1]
+
+    def _feed_forward(self, read: Place) -> Place:
+        spec = self.spec.feed_forward
+        assert isinstance(spec, FeedForwardSpec)  # `can_run` has seen to it
+        names = ("mlp.gate", "mlp.up") if spec.gated else ("mlp.up",)
+        first, *rest = self._products(read, dict.fromkeys(names))
+        act = self._buffer("mlp.act", spec.d_ff)
+        n = self._rows * spec.d_ff
+        code, up = elementwise.ACTIVATION_CODES[spec.activation], rest[0] if rest else 0
+        self._do("activation", first, up, act, n, code, parts=elementwise.parts_of(n))
+        return self._products(act, {"mlp.down": None}, {"mlp.down": "mlp.raw"})[0]
+
+    def _products(
+        self, x: Place, names: Mapping[str, int | None], points: Mapping[str, str] | None = None
+    ) -> list[Place]:
+        """Projections of one x, side by side; what they give goes by their own names or those of `points`.
+
+        Where a projection's outputs belong to heads, `names` says to how many.
+        """
+        products: list[Task] = []
+        biases: list[Task] = []
+        results: list[Place] = []
+        for name, heads in names.items():
+            linear: Linear = self._use(name)
+            d_out = linear.weight.shape[0]
+            point = (points or {}).get(name, name)
+            y = self._buffer(point, d_out) if heads is None else self._buffer(point, heads, d_out // heads)
+            scratch = Place(f"unpacked {len(products)}")
+            kind, shape, stored = linear.weight.kind, linear.weight.shape, self._engine.stored_at(linear.weight)
+            task, size = product_task(kind, stored, shape, x, y, scratch, self._rows)
+            self.scratch[scratch.name] = max(size, self.scratch.get(scratch.name, 0))
+            products.append(task)
+            if linear.bias is not None:
+                bias = self._vector(linear.bias)
+                biases.append(self._task("add", y, bias, y, self._rows * d_out, d_out))
+            results.append(y)
+        self._phases.append(products)
+        self._phases += [[bias] for bias in biases]
+        return results
+
+    def _norm(
+        self, norm: NormSpec, weight: str, x: Place, name: str, rows: int, width: int, heads: int | None = None
+    ) -> Place:
+        gain: Gain | None = self._use(weight)
+        if gain is None:  # a norm without learned numbers
+            gain = Gain(np.ones(width, np.float32))
+        out = self._buffer(name, width) if heads is None else self._buffer(name, heads, width)
+        shift = 0 if gain.bias is None or norm.kind != "layer" else self._vector(gain.bias)
+        sizes = (rows, width, float(norm.eps), int(norm.kind == "layer"))
+        self._do("norm", x, self._vector(gain.gain), shift, out, *sizes, parts=elementwise.parts_of(rows * width))
+        return out
+
+    def _add(self, a: Place, b: Place, out: Place, n: int) -> None:
+        self._do("add", a, b, out, n, n)
+
+    def _do(self, kernel: str, *arguments: Argument, parts: int = 1) -> None:
+        self._phases.append([self._task(kernel, *arguments, parts=parts)])
+
+    def _task(self, kernel: str, *arguments: Argument, parts: int = 1) -> Task:
+        return Task(elementwise.kernels()[kernel], arguments, parts)
+
+    def _buffer(self, name: str, *shape: int, point: bool = True) -> Place:
+        self.shapes[name] = (self._rows, *shape)
+        if point:
+            self.order.append(name)
+        return Place(name)
+
+    def _vector(self, values: np.ndarray) -> int:
+        """Where a vector lies, for as long as the program lives."""
+        self._read.append(self._engine.array(values))
+        return place(self._read[-1])
+
+    def _use(self, name: str) -> Any:
+        part = self._uses[name] = self._weights.get(name)
+        return part
+
+    def _d_out(self, name: str) -> int:
+        return self._weights[name].weight.shape[0]

@@ -1,0 +1,78 @@
+"""Kernels that run one after another without Python between them.
+
+A program is a list of phases; a phase is one task or several that do not wait for one another. Arguments that change
+from run to run are named places, set before it. All of it, arguments, tasks and phases, lies in one array of 64-bit
+words, as the pool reads it.
+"""
+
+import ctypes
+import struct
+from dataclasses import dataclass
+
+from cutaway.engines.cpu.compiling import Kernel
+from cutaway.engines.cpu.threads import launch_phases
+
+
+@dataclass(frozen=True)
+class Place:
+    """An argument that is set before a run: the value of `name`, plus `offset` bytes."""
+
+    name: str
+    offset: int = 0
+
+    def __add__(self, offset: int) -> "Place":
+        return Place(self.name, self.offset + offset)
+
+
+Argument = int | float | Place
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel with its arguments, whole numbers, addresses or places, and floats; and its parts."""
+
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+    parts: int | Place = 1
+
+
+class Program:
+    """Phases, made once and run often; `values[name]` are set between the runs."""
+
+    def __init__(self, phases: list[list[Task]]) -> None:
+        words: list[Argument] = []
+        starts = []
+        for task in (task for phase in phases for task in phase):
+            starts.append(len(words))
+            words += task.arguments
+        tables, position = [], 0
+        at_tasks = len(words)
+        n_tasks = len(starts)
+        self._words = (ctypes.c_int64 * (at_tasks + 3 * n_tasks + 2 * len(phases)))()
+        first = ctypes.addressof(self._words)
+        for phase in phases:
+            tables += [first + 8 * (at_tasks + 3 * position), len(phase)]
+            for task in phase:
+                words += [task.kernel.address, first + 8 * starts[position], task.parts]
+                position += 1
+        words += tables
+        self._phases, self._count = first + 8 * (at_tasks + 3 * n_tasks), len(phases)
+        self._places: dict[str, list[tuple[int, int]]] = {}
+        for index, word in enumerate(words):
+            if isinstance(word, Place):
+                self._places.setdefault(word.name, []).append((index, word.offset))
+            else:
+                self._words[index] = word if isinstance(word, int) else _bits(word)
+
+    def set(self, name: str, value: int) -> None:
+        """Give a place its value for the runs to come; a name that the program does not use is ignored."""
+        for index, offset in self._places.get(name, ()):
+            self._words[index] = value + offset
+
+    def run(self) -> None:
+        """All phases, in order, by the whole pool."""
+        launch_phases(self._phases, self._count)
+
+
+def _bits(number: float) -> int:
+    return struct.unpack("q", struct.pack("d", number))[0]
