@@ -1,12 +1,13 @@
 """One layer as a program of kernels: what the stages of `forward` compute, with the same bits, and no Python between.
 
-It serves few rows, where a kernel takes less time than the Python that calls it. What somebody wants to see is written
-into an array of its own; everything else into a scratch that all layers share. It is a second writing of the layer,
-and so it is tested against the stages, for every family and every point.
+It serves few rows, where a kernel takes less time than the Python that calls it; so it also takes care to do little
+itself. What somebody wants to see is written into an array of its own; everything else into a scratch that all layers
+share. It is a second writing of the layer, and so it is tested against the stages, for every family and every point.
 """
 
 import threading
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.layer_program import LayerProgram
 from cutaway.engines.cpu.sums import TILE_LEFT
 from cutaway.engines.cpu.vectors import LANES
-from cutaway.engines.protocol import Attended
+from cutaway.engines.protocol import Attended, Scoring
 from cutaway.points import Tap
 from cutaway.spec import FeedForwardSpec, LayerSpec
 
@@ -37,16 +38,32 @@ def can_run(spec: LayerSpec, rows: int, tap: Tap) -> bool:
     )
 
 
+class _Rule:
+    """A segment's `Scoring` as kernels read it: where its arrays lie, and the first key that any row sees."""
+
+    def __init__(self, scoring: Scoring, end: int) -> None:
+        self.of = scoring
+        first, last = (np.clip(side, 0, end).astype(np.int64) for side in (scoring.first, scoring.last))
+        growth = None if scoring.growth is None else np.ascontiguousarray(scoring.growth, np.float32)
+        self.start = int(first.min()) // LANES * LANES
+        self.first, self.last, self.growth = place(first), place(last), 0 if growth is None else place(growth)
+        self._alive = (first, last, growth)
+
+
 class Layers:
     """The programs of an engine's layers, and the scratch that they share. Safe to use from several threads."""
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._scratch: dict[str, np.ndarray] = {}
+        self._moved = 0  # how often a part of the scratch has moved
+        self._rules: dict[int, _Rule] = {}  # by segment; all layers of a pass have the same, or few
+        self._turn: tuple[Turn | None, int, int] = (None, 0, 0)
+        self._last: tuple[np.ndarray | None, int] = (None, 0)  # the stream that the layer before has given, and where
         self._lock = threading.Lock()
 
     def run(
         self,
+        engine: Any,
         spec: LayerSpec,
         weights: Mapping[str, Any],
         x: np.ndarray,
@@ -59,90 +76,98 @@ class Layers:
         prepared: dict[Any, LayerProgram] = weights.prepared  # type: ignore[attr-defined]
         program = prepared.get(lengths)
         if program is None or not program.is_of(spec, weights):
-            program = prepared[lengths] = LayerProgram(self._engine, spec, weights, lengths)
-        x = np.ascontiguousarray(x, np.float32)
-        shown: dict[str, np.ndarray] = {"resid_post": np.empty_like(x)}
+            program = prepared[lengths] = LayerProgram(engine, spec, weights, lengths)
+        out = np.empty(x.shape, np.float32)
+        shown = {name: np.empty(program.shapes[name], np.float32) for name in program.arrays_for(tap.shown)}
         with self._lock:
-            wanted = {program.same_as.get(name, name) for name in tap.shown}
-            for name, shape in program.shapes.items():
-                if name in wanted and name not in shown:
-                    shown[name] = np.empty(shape, np.float32)
-            self._set_places(program, x, shown, turn, attended, tap)
-            program.run()
-        self._show(program, x, shown, tap)
-        return shown["resid_post"]
-
-    def _set_places(
-        self,
-        program: LayerProgram,
-        x: np.ndarray,
-        shown: dict[str, np.ndarray],
-        turn: Turn | None,
-        attended: Sequence[Attended],
-        tap: Tap,
-    ) -> None:
-        program.set("x", place(x))
-        for name, shape in program.shapes.items():
-            target = shown.get(name)
-            program.set(name, place(target if target is not None else self._room(name, int(np.prod(shape)))))
-        for name, size in program.scratch.items():
-            program.set(name, place(self._room(name, size)))
-        if turn is not None:
-            program.set("cosines", place(turn[0]))
-            program.set("sines", place(turn[1]))
-        attention = program.spec.attention
-        for index, part in enumerate(attended):
-            scoring, end = part.scoring, part.position + part.length
-            first, last = (np.clip(side, 0, end).astype(np.int64) for side in (scoring.first, scoring.last))
-            start = int(first.min()) // LANES * LANES
-            size = attention.n_heads * part.length * end
-            if "attn.pattern" in tap.shown:
-                scores = np.empty((attention.n_heads, part.length, end), np.float32)
-                scores[:, :, :start] = 0.0
-                shown[f"pattern {index}"] = scores
+            if x is self._last[0]:
+                program.set("x", self._last[1])
             else:
-                scores = self._room(f"scores {index}", size)
-            keys, values = part.keys, part.values
-            growth = None if scoring.growth is None else self._engine.array(scoring.growth)
-            program.keep(index, (first, last, growth))
-            work = size * attention.d_head
-            for name, value in (
-                ("new key", place(keys) + part.position * keys.strides[1]),
-                ("new value", place(values) + part.position * values.strides[1]),
-                ("keys", place(keys)),
-                ("values", place(values)),
-                ("key head", keys.strides[0]),
-                ("value head", values.strides[0]),
-                ("seen", end),
-                ("start", start),
-                ("scores", place(scores)),
-                ("first", place(first)),
-                ("last", place(last)),
-                ("growth", 0 if growth is None else place(growth)),
-                ("dots parts", min(attend.attention_parts(work), -(-(end - start) // TILE_LEFT))),
-                ("rows parts", attend.attention_parts(size * LANES)),
-                ("mix parts", attend.attention_parts(work)),
-            ):
-                program.set(f"{name} {index}", value)
+                x = np.ascontiguousarray(x, np.float32)
+                program.set("x", place(x))
+            self._last = (out, place(out))
+            program.set("resid_post", self._last[1])
+            if turn is not None:
+                self._set_turn(program, turn)
+            patterns = [
+                self._set_segment(program, index, part, "attn.pattern" in tap.shown)
+                for index, part in enumerate(attended)
+            ]
+            self._set_buffers(program, shown)
+            program.run()
+        if tap.shown:
+            self._show(program, x, {**shown, "resid_post": out}, patterns, tap)
+        return out
+
+    def _set_buffers(self, program: LayerProgram, shown: dict[str, np.ndarray]) -> None:
+        """Where each part of the layer goes: what is shown into its array, the rest into the scratch."""
+        if program.bound == self._moved and not shown:
+            return
+        sizes = {name: prod(shape) for name, shape in program.shapes.items()} | program.scratch
+        for name, size in sizes.items():
+            if name != "resid_post":
+                program.set(name, place(shown[name] if name in shown else self._room(name, size)))
+        program.bound = -1 if shown else self._moved
+
+    def _set_turn(self, program: LayerProgram, turn: Turn) -> None:
+        if turn is not self._turn[0]:
+            self._turn = (turn, place(turn[0]), place(turn[1]))
+        program.set("cosines", self._turn[1])
+        program.set("sines", self._turn[2])
+
+    def _set_segment(self, program: LayerProgram, index: int, part: Attended, wanted: bool) -> np.ndarray | None:
+        """Where a segment's keys, values and scores lie, and by which rule; its pattern's array where it is wanted."""
+        end = part.position + part.length
+        rule = self._rules.get(index)
+        if rule is None or rule.of is not part.scoring:
+            rule = self._rules[index] = _Rule(part.scoring, end)
+        heads, width = program.spec.attention.n_heads, program.spec.attention.d_head
+        size = heads * part.length * end
+        pattern = None
+        if wanted:
+            pattern = np.empty((heads, part.length, end), np.float32)
+            pattern[:, :, : rule.start] = 0.0
+        scores = pattern if pattern is not None else self._room(f"scores {index}", size)
+        places = program.cached(index, part.keys, part.values)
+        work = size * width
+        places.set_all(
+            places.keys + part.position * places.key_step,
+            places.values + part.position * places.value_step,
+            end,
+            rule.start,
+            place(scores),
+            rule.first,
+            rule.last,
+            rule.growth,
+            min(attend.attention_parts(work), -(-(end - rule.start) // TILE_LEFT)),
+            attend.attention_parts(size * LANES),
+            attend.attention_parts(work),
+        )
+        return pattern
 
     def _room(self, name: str, size: int) -> np.ndarray:
         """A float32 scratch, kept from call to call; what it holds is arbitrary."""
         kept = self._scratch.get(name)
         if kept is None or kept.size < size:
             kept = self._scratch[name] = np.empty(max(size, 2 * (0 if kept is None else kept.size)), np.float32)
+            self._moved += 1
         return kept
 
-    def _show(self, program: LayerProgram, x: np.ndarray, shown: dict[str, np.ndarray], tap: Tap) -> None:
+    def _show(
+        self,
+        program: LayerProgram,
+        x: np.ndarray,
+        shown: dict[str, np.ndarray],
+        patterns: Sequence[np.ndarray | None],
+        tap: Tap,
+    ) -> None:
         """Hand what is wanted to the tap, in the order of the pass."""
-        if not tap.shown:
-            return
-        patterns = [value for name, value in shown.items() if name.startswith("pattern ")]
         for name in program.order:
+            if name not in tap.shown:
+                continue
             if name == "attn.pattern":
                 for index, pattern in enumerate(patterns):
                     tap.rows(name, pattern, index, 0)
-            elif name == "resid_pre":
-                tap(name, x)
-            elif name in tap.shown:
-                value = shown[program.same_as.get(name, name)]
+            else:
+                value = x if name == "resid_pre" else shown[program.same_as.get(name, name)]
                 tap(name, value.swapaxes(0, 1) if value.ndim == 3 else value)

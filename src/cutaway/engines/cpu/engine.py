@@ -40,7 +40,7 @@ class CpuEngine:
         keep_freed_memory()
         self._local = threading.local()  # each Python thread's scratch
         self._stored: WeakKeyDictionary[Weight, _Stored] = WeakKeyDictionary()
-        self._layers = Layers(self)
+        self._layers = Layers()
 
     def array(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
@@ -178,7 +178,7 @@ class CpuEngine:
         tap: Tap,
     ) -> np.ndarray | None:
         """A whole layer of few rows, with the bits of the stages; None for a kind or a wish that it does not serve."""
-        return self._layers.run(spec, weights, x, turn, attended, tap) if can_run(spec, len(x), tap) else None
+        return self._layers.run(self, spec, weights, x, turn, attended, tap) if can_run(spec, len(x), tap) else None
 
     def stored_at(self, weight: Weight) -> tuple[int, int, int]:
         """Where a weight lies: the address of its rows, the bytes from row to row, the address of its order or 0."""

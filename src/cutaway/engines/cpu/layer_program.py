@@ -12,6 +12,42 @@ from cutaway.engines.cpu.program import Argument, Place, Program, Task
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.spec import FeedForwardSpec, LayerSpec, NormSpec
 
+_SET_EACH_TIME = (
+    "new key",
+    "new value",
+    "seen",
+    "start",
+    "scores",
+    "first",
+    "last",
+    "growth",
+    "dots parts",
+    "rows parts",
+    "mix parts",
+)  # of every segment, before every run
+
+
+class SegmentPlaces:
+    """A segment's places in a program: those of its stored keys and values, and those that every run sets anew."""
+
+    def __init__(self, program: Program, index: int, keys: np.ndarray, values: np.ndarray) -> None:
+        self.of = (keys, values)
+        self.keys, self.values = place(keys), place(values)
+        self.key_step, self.value_step = keys.strides[1], values.strides[1]
+        for name, value in (
+            ("keys", self.keys),
+            ("values", self.values),
+            ("key head", keys.strides[0]),
+            ("value head", values.strides[0]),
+        ):
+            program.set(f"{name} {index}", value)
+        self._setters = [program.setter(f"{name} {index}") for name in _SET_EACH_TIME]
+
+    def set_all(self, *numbers: int) -> None:
+        """What is set before every run, in the order of `_SET_EACH_TIME`."""
+        for setter, number in zip(self._setters, numbers, strict=True):
+            setter(number)
+
 
 class LayerProgram:
     """A layer over segments of these lengths. Places that are set before a run:
@@ -30,7 +66,8 @@ class LayerProgram:
         self._engine, self._weights, self._lengths, self._rows = engine, weights, lengths, sum(lengths)
         self._uses: dict[str, Any] = {}  # the very weights that the program reads
         self._read: list[np.ndarray] = []  # the vectors that it reads, so that they stay where they are
-        self._kept: dict[int, Any] = {}
+        self._segments: dict[int, SegmentPlaces] = {}
+        self.bound = -1  # the state of the scratch that its buffers' places were set for
         self._phases: list[list[Task]] = []
         self._write()
         self._program = Program(self._phases)
@@ -40,9 +77,16 @@ class LayerProgram:
         """Whether this is the program of such a layer with these very weights."""
         return self.spec is spec and all(weights.get(name) is part for name, part in self._uses.items())
 
-    def keep(self, index: int, arrays: Any) -> None:
-        """Hold on to what a run reads until the next run."""
-        self._kept[index] = arrays
+    def arrays_for(self, shown: frozenset[str]) -> set[str]:
+        """Which buffers must be arrays of their own where these points are to be shown; the output always is."""
+        return {self.same_as.get(name, name) for name in shown} & self.shapes.keys() - {"resid_post"}
+
+    def cached(self, index: int, keys: np.ndarray, values: np.ndarray) -> SegmentPlaces:
+        """The places of segment `index`, whose keys and values are stored in these arrays `[H_kv, room, width]`."""
+        places = self._segments.get(index)
+        if places is None or places.of[0] is not keys or places.of[1] is not values:
+            places = self._segments[index] = SegmentPlaces(self._program, index, keys, values)
+        return places
 
     def _write(self) -> None:
         spec, d_model = self.spec, self._d_out("attn.o")
