@@ -1,6 +1,6 @@
 """Models of any shape with random weights, and the watchers that tests put around them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,7 @@ POST = ModelSpec(
     embed_norm=NormSpec("layer", 1e-12, bias=True),
     head_bias=True,
 )
+Writes = Mapping[Point, Callable[[Any, int], Any]]  # what stands at a point, from a block and its first row
 LIKE = {"gpt2": GPT2, "llama": LLAMA, "post-norm": POST}
 
 
@@ -136,6 +137,37 @@ class CountingEngine(NumpyEngine):
     def rows_through(self, weight: Weight) -> list[int]:
         """How many rows each product with (or look-up in) this weight had, in order."""
         return [rows for seen, rows in (*self.multiplied, *self.embedded) if seen is weight]
+
+
+class WritingTap:
+    """A tap that puts `write[point](value, first row)` in the place of every value of these points."""
+
+    def __init__(self, write: Writes, layer: int | None = None, seen: dict[Point, Any] | None = None) -> None:
+        self.write, self.layer = write, layer
+        self.seen: dict[Point, Any] = {} if seen is None else seen
+        self.shown = frozenset(POINTS)
+        self.altered = frozenset(point.name for point in write if point.layer == layer)
+
+    def __call__(self, name: str, value: Any) -> Any:
+        point = Point(name, self.layer)
+        if point in self.write:
+            value = self.write[point](value.copy(), 0)
+        self.seen[point] = value
+        return value
+
+    def rows(self, name: str, value: Any, segment: int, start: int) -> Any:
+        point = Point(name, self.layer)
+        return self.write[point](value, start) if point in self.write else value
+
+    def at(self, layer: int) -> "WritingTap":
+        return WritingTap(self.write, layer, self.seen)
+
+
+def by_hand(model: Model, ids: Iterable[int], write: Writes) -> tuple[np.ndarray, dict[Point, Any]]:
+    """All logits (without a head: the last stream) of a pass that these functions write into, and what it showed."""
+    tap, sequence = WritingTap(write), np.asarray(ids)
+    ran = transformer(model.engine, model.spec, model.parameters, [sequence], tap=tap, rows=range(len(sequence)))
+    return (ran.final if ran.logits is None else ran.logits), tap.seen
 
 
 class NotingTap:

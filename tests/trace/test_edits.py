@@ -30,37 +30,7 @@ from cutaway.trace.edits import (
     Zero,
 )
 from cutaway.trace.recorder import ROW_BLOCKS
-from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
-
-
-class ByHand:
-    """A tap that puts `write[point](value, first row)` in the place of every value of these points."""
-
-    def __init__(self, write, layer=None, seen=None):
-        self.write, self.layer, self.seen = write, layer, {} if seen is None else seen
-        self.shown = frozenset(POINTS)
-        self.altered = frozenset(point.name for point in write if point.layer == layer)
-
-    def __call__(self, name, value):
-        point = Point(name, self.layer)
-        if point in self.write:
-            value = self.write[point](value.copy(), 0)
-        self.seen[point] = value
-        return value
-
-    def rows(self, name, value, segment, start):
-        point = Point(name, self.layer)
-        return self.write[point](value, start) if point in self.write else value
-
-    def at(self, layer):
-        return ByHand(self.write, layer, self.seen)
-
-
-def by_hand(model, ids, write):
-    """All logits of a pass into which these functions write, and every value that it showed."""
-    tap = ByHand(write)
-    ran = transformer(model.engine, model.spec, model.parameters, [np.asarray(ids)], tap=tap, rows=range(len(ids)))
-    return ran.logits, tap.seen
+from random_models import GPT2, LIKE, LLAMA, POST, by_hand, random_ids, random_model, specs
 
 
 def setting(index, number):
