@@ -1,10 +1,12 @@
 """`verify` on the torch engine: every identity holds to its rounding, and a fault in the engine is found."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from cutaway.engines.protocol import Scoring
 from cutaway.engines.torch.engine import TorchEngine
 from cutaway.spec import ModelSpec
 from random_models import GPT2, LLAMA, POST, random_model
@@ -36,8 +38,8 @@ class Untwisted(TorchEngine):
 class Peeping(TorchEngine):
     """Fused attention that sees one key too many."""
 
-    def attend(self, q: Any, keys: Any, values: Any, scale: float, first: Any, last: Any) -> torch.Tensor | None:
-        return super().attend(q, keys, values, scale, first, (last + 1).clip(max=keys.shape[1]))
+    def attend(self, q: Any, keys: Any, values: Any, scoring: Scoring) -> torch.Tensor | None:
+        return super().attend(q, keys, values, replace(scoring, last=(scoring.last + 1).clip(max=keys.shape[1])))
 
 
 @pytest.mark.parametrize(
