@@ -378,3 +378,14 @@ def test_fused_attention_has_the_bits_of_the_stages(
     stages = engine.mix(engine.softmax(engine.mask(scores, first, last)), v)
     fused = engine.attend(q, k, v, Scoring(0.3, first, last, growth, cap))
     assert np.array_equal(fused, stages)
+
+
+def test_a_product_of_no_rows_runs_no_kernel(monkeypatch):
+    """A pass of which nobody wants logits has none; a kernel would write before the beginning of the result."""
+    import cutaway.engines.cpu.engine as module
+
+    monkeypatch.setattr(module, "few_rows", lambda kind: pytest.fail("a kernel was called"))
+    weight = Weight.of(np.ones((5, 4), np.float32))
+    for bias in (None, np.ones(5, np.float32)):
+        y = engine.linear(np.empty((0, 4), np.float32), Linear(weight, bias), Layout.of([]))
+        assert y.shape == (0, 5)
