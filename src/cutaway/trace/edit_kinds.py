@@ -134,6 +134,7 @@ class Resample(PointEdit):
         super().__post_init__()
         if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool) or self.seed < 0:
             raise CutawayError(f"The seed is {self.seed!r}; it must be 0 or a positive whole number.")
+        object.__setattr__(self, "seed", int(self.seed))
 
     def check(self, point: Point, spec: ModelSpec) -> None:
         _refuse_by_key(self, point, "cannot take another position's row: it would see other keys")
@@ -200,7 +201,7 @@ class Add(PointEdit):
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "vector", _numbers("The vector to add", self.vector))
-        _number("The scale of a vector", self.scale)
+        object.__setattr__(self, "scale", _number("The scale of a vector", self.scale))
 
     def new(self, block: np.ndarray, place: Place) -> Any:
         try:
@@ -221,7 +222,7 @@ class Scale(PointEdit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _number("The factor of a scale", self.factor)
+        object.__setattr__(self, "factor", _number("The factor of a scale", self.factor))
 
     def new(self, block: np.ndarray, place: Place) -> Any:
         return block * block.dtype.type(self.factor)
@@ -257,14 +258,14 @@ class Knockout(PointEdit):
         return f"{super().__str__()}, {shown}"
 
     def within(self, place: Place) -> np.ndarray:
+        cut = np.zeros((len(place.positions), len(place.keys)), dtype=bool)
         queries, keys = np.array(self.edges).T
-        size = 1 + max(int(max(queries.max(), keys.max())), int(place.positions.max()), int(place.keys.max()))
-        cut = np.zeros((size, size), dtype=bool) if size <= 4096 else None
-        if cut is None:  # a long text: edges are few, rows of a block too
-            wanted = set(self.edges)
-            return np.array([[(int(q), int(k)) in wanted for k in place.keys] for q in place.positions])
-        cut[queries, keys] = True
-        return cut[np.ix_(place.positions, place.keys)]
+        rows, columns = np.searchsorted(place.positions, queries), np.searchsorted(place.keys, keys)
+        here = (rows < len(place.positions)) & (columns < len(place.keys))
+        rows, columns, queries, keys = (x[here] for x in (rows, columns, queries, keys))
+        found = (place.positions[rows] == queries) & (place.keys[columns] == keys)
+        cut[rows[found], columns[found]] = True
+        return cut
 
     def new(self, block: np.ndarray, place: Place) -> Any:
         return _silence(place.point)
@@ -353,9 +354,10 @@ def _check_experts(edit: Drop, point: Point, spec: ModelSpec) -> None:
         )
 
 
-def _number(what: str, value: Any) -> None:
+def _number(what: str, value: Any) -> float:
     if not isinstance(value, int | float | np.number) or isinstance(value, bool):
         raise CutawayError(f"{what} must be a number; it is {value!r}.")
+    return float(value)
 
 
 def _numbers(what: str, values: Any) -> np.ndarray:

@@ -136,7 +136,7 @@ def in_words(edit: Any) -> str:
 
 
 def _listed(chosen: Any) -> str:
-    return chosen if isinstance(chosen, str) else ", ".join(map(str, chosen))
+    return f"[{chosen}]" if isinstance(chosen, str) else ", ".join(map(str, chosen))
 
 
 def _ends(text: str) -> tuple[int | None, int | None]:

@@ -98,9 +98,10 @@ class Trace(Connected):
 
     def __repr__(self) -> str:
         told = f" {shortened(self.prompt.text)}" if self.prompt.text is not None else ""
+        edited = f", {_counted(len(self.edits), 'edit')}" if self.edits else ""
         return (
             f"<Trace of {self.spec.name}: {_counted(len(self.prompt.ids), 'token')}{told}, "
-            f"{_counted(len(self), 'point')}, {self.dtype}>"
+            f"{_counted(len(self), 'point')}{edited}, {self.dtype}>"
         )
 
     def keys(self) -> list[str]:
