@@ -228,7 +228,7 @@ class LayerProgram:
         if gain is None:  # a norm without learned numbers
             gain = Gain(np.ones(width, np.float32))
         out = self._buffer(name, width) if heads is None else self._buffer(name, heads, width)
-        shift = 0 if gain.bias is None or norm.kind != "layer" else self._vector(gain.bias)
+        shift = 0 if gain.bias is None else self._vector(gain.bias)
         sizes = (rows, width, float(norm.eps), int(norm.kind == "layer"))
         self._do("norm", x, self._vector(gain.gain), shift, out, *sizes, parts=elementwise.parts_of(rows * width))
         return out
