@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_models import LIKE, random_ids, random_model, specs
 
 from cutaway.points import Point, points_of
 from cutaway.serve.lineage import consumers_of, formula_of, inputs_of, weights_of
 from cutaway.serve.runs import Run
 from cutaway.spec import parameter_shapes
+from random_models import LIKE, random_ids, random_model, specs
 
 T = 5
 

@@ -63,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         )
     if not options.no_browser:
         _open(address)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     server.run(sockets=[listener])
     return 0
 

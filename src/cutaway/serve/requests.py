@@ -1,12 +1,14 @@
 """What pages ask for, read and checked: every field known, of its kind and within bounds, or refused in a sentence."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from cutaway.errors import CutawayError
-from cutaway.points import Point, parse_point
+from cutaway.points import Point, parse_point, points_of, shape_of
 from cutaway.serve.protocol import Format
 from cutaway.serve.runs import Run
+from cutaway.spec import ModelSpec
 
 MOST_CHARACTERS = 200_000  # of a prompt
 MOST_SLICES = 64  # tensors in one request
@@ -85,13 +87,17 @@ def point_of(text: object, run: Run) -> Point:
     """The point at an address of the run's model."""
     if not isinstance(text, str) or len(text) > 200 or "*" in text:
         raise CutawayError(f"A point is an address such as 'layers.0.attn.pattern', not {str(text)[:80]!r}.")
-    return parse_point(text, run.model.spec)
+    return _addresses(run.model.spec).get(text) or parse_point(text, run.model.spec)
+
+
+@lru_cache(maxsize=8)
+def _addresses(spec: ModelSpec) -> dict[str, Point]:
+    """Every address of a model: looking one up in here is a thousand times as fast as matching patterns."""
+    return {str(point): point for point in points_of(spec)}
 
 
 def shape3(point: Point, run: Run) -> tuple[int, int, int]:
     """The shape of a point in a run as heads, rows, columns: one head where it has none, one column for ids."""
-    from cutaway.points import shape_of
-
     shape = shape_of(point, run.model.spec, run.length)
     if len(shape) == 1:
         return 1, shape[0], 1

@@ -48,7 +48,8 @@ class Run:
             self.nbytes = activation_bytes(
                 model.spec, len(ids), [point for point in everything if point.name not in made], size
             )
-        self.trace: Trace = self._traced(ids, everything)
+        # Patterns, not points one by one: each of hundreds would be looked for among hundreds.
+        self.trace: Trace = self._traced(ids, ["*"] if self.captured == "all" else _patterns(everything))
         self._more: list[Trace] = []
         self._squares: OrderedDict[tuple[Point, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
@@ -106,11 +107,16 @@ class Run:
         before = Point("resid_post", layer - 1) if layer > 0 else Point("embed.out")
         return [before, *(Point(name, layer) for name in layer_names(self.model.spec, layer))]
 
-    def _traced(self, ids: Sequence[int], points: Sequence[Point]) -> "Trace":
+    def _traced(self, ids: Sequence[int], points: Sequence[Point | str]) -> "Trace":
         return self.model.trace(list(ids), points=list(dict.fromkeys(points)), edits=self.edits)
 
     def _holding(self, point: Point) -> "Trace | None":
         return next((trace for trace in (self.trace, *reversed(self._more)) if point in trace), None)
+
+
+def _patterns(points: Sequence[Point]) -> list[str]:
+    """Patterns that name these points, in as few words as they can where they stand in every layer."""
+    return list({point.name if point.layer is None else f"layers.*.{point.name}": None for point in points})
 
 
 def _overview(model: "Model") -> list[Point]:

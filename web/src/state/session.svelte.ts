@@ -215,9 +215,10 @@ class Session {
     const before = this.card;
     this.model = name;
     this.card = card;
-    if (place?.text === null && place.ids === null) place = null;
-    if (place) this.#take(place);
-    else if (changed) {
+    if (place) {
+      this.#take(place);
+      if (place.text === null && place.ids === null) this.text = card.examples[0] ?? "";
+    } else if (changed) {
       // A text that the old model's examples offered makes way for one of the new model's.
       if (this.text === "" || before?.examples.includes(this.text) || before?.name === TOY || name === TOY) {
         this.text = card.examples[0] ?? "";
@@ -225,10 +226,10 @@ class Session {
       this.ids = null;
       this.grown = [];
       this.edits = [];
-      this.pinned = "layers.0.attn.pattern";
       this.cell = null;
       this.layer = 0;
     }
+    this.pinned ??= "layers.0.attn.pattern";
     await this.run();
   }
 

@@ -1,0 +1,82 @@
+"""A server on loopback and a Chromium in front of it; every page is watched for errors and foreign requests."""
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from cutaway.serve import make_app
+from cutaway.serve.models import Models
+
+Open = Callable[..., Page]
+
+
+def chromium() -> str:
+    """Debian's Chromium, or the one that CUTAWAY_CHROMIUM names."""
+    named = os.environ.get("CUTAWAY_CHROMIUM")
+    found = named or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    assert found, "these tests drive a browser: apt-get install chromium, or name one in CUTAWAY_CHROMIUM"
+    return found
+
+
+@contextmanager
+def serving(model: str, **settings: object) -> Iterator[str]:
+    """The address of a server in a thread of its own."""
+    app = make_app(Models([model]), default=model, **settings)  # type: ignore[arg-type]
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}/"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving("toy", longest=40) as at:
+        yield at
+
+
+@pytest.fixture
+def visit(browser: Browser, address: str) -> Iterator[Open]:
+    """Opens a place of the page and waits until it is drawn. At the end nothing may have gone wrong in it."""
+    pages: list[Page] = []
+    faults: list[str] = []
+
+    def opened(place: str = "", width: int = 1280, height: int = 900, at: str = address, **context: object) -> Page:
+        page = browser.new_page(viewport={"width": width, "height": height}, **context)  # type: ignore[arg-type]
+        pages.append(page)
+        page.on("console", lambda m: faults.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("request", lambda r: None if r.url.startswith((at, "data:", "blob:")) else faults.append(r.url))
+        page.goto(at + (f"#{place}" if place else ""))
+        page.get_by_role("heading", name="Next token").or_(page.get_by_role("alert")).first.wait_for()
+        return page
+
+    opened.faults = faults  # type: ignore[attr-defined]
+    yield opened
+    for page in pages:
+        page.close()
+    assert faults == []
