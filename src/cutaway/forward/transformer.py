@@ -22,12 +22,14 @@ from cutaway.spec import ModelSpec
 class Pass:
     """What a forward pass leaves: the stream that the head reads `[T, d]`, and the logits `[rows asked, V]`.
 
-    An encoder without a head leaves no logits.
+    An encoder without a head leaves no logits. `fused` are the layers that the engine ran in one operation; the
+    stages ran all others.
     """
 
     layout: Layout
     final: Array
     logits: Array | None
+    fused: frozenset[int]
 
 
 def transformer(
@@ -78,6 +80,7 @@ def _transformer(
     if spec.pooler:
         tap("pooler.out", pooled(engine, parameters, x, layout))
     if spec.headless:
-        return Pass(layout, x, None)
+        return Pass(layout, x, None, frozenset(run.fused))
     asked = layout.last_rows if rows is None else list(rows)
-    return Pass(layout, x, tap("logits", logits(engine, spec, parameters, x, layout, asked)))
+    scores = tap("logits", logits(engine, spec, parameters, x, layout, asked))
+    return Pass(layout, x, scores, frozenset(run.fused))
