@@ -111,6 +111,7 @@ def traced(
         edited=Edited(machine.spec, edited.done, last, _rerun(machine, prompt, asked, whole, editing))
         if editing.edits
         else None,
+        fused_layers=ran.fused,
     )
 
 

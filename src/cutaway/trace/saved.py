@@ -54,6 +54,7 @@ def metadata_of(trace: Trace) -> dict[str, str]:
         "tokens": trace.past + len(trace.prompt.ids),
         "heads": trace.heads,
         "predicts": trace.predicts,
+        "fused": sorted(trace.fused_layers),
         "edits": [str(report) for report in trace.edits],
         "next": [(token.id, token.text) for token in trace.likeliest(200)],
     }
@@ -131,6 +132,7 @@ class SavedTrace(Trace):
             lambda token: pieces.get(token, f"<{token}>"),
             heads=run["heads"],
             cut=Cut(),
+            fused_layers=run.get("fused", ()),
         )
         self._stored.kept = _Lazily(file, addresses)
         self.engine, self.dtype = told["engine"], told["dtype"]

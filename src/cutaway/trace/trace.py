@@ -1,7 +1,7 @@
 """What a pass computed, by address: `trace["layers.3.attn.pattern"]`; `dict(trace)` is all of it."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +51,8 @@ class Trace(Connected):
     """The values of one pass over one sequence; read-only NumPy arrays in the engine's precision.
 
     `positions` are the rows that it holds (None: all), in every `[T, …]` point and among the query rows of
-    the T × T points; `heads` the heads (None: all). Safe to read from several threads at once.
+    the T × T points; `heads` the heads (None: all). `fused_layers` are those that the engine ran in one operation;
+    the stages ran all others. Safe to read from several threads at once.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Trace(Connected):
         heads: Sequence[int] | None = None,
         cut: Cut | None = None,
         edited: "Edited | None" = None,
+        fused_layers: Iterable[int] = (),
     ) -> None:
         self.spec = spec
         self.prompt = prompt
@@ -77,6 +79,7 @@ class Trace(Connected):
         self.dtype = engine.dtype.name
         self.past = layout.segments[0].position
         self.heads = heads if heads is None else tuple(heads)
+        self.fused_layers = frozenset(fused_layers)
         self._engine, self._plan, self._layout = engine, plan, layout
         self._rows = None if positions is None else rows_asked(positions, layout.rows)
         kept = cut if cut is not None else Cut(self._rows, self.heads)
