@@ -1,5 +1,7 @@
 """A saved trace reads back as it was, without the model; a file that is none, or cut off, is refused."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -128,7 +130,26 @@ def test_the_difference_of_two_runs_tells_where_they_part_and_how_far():
     assert difference.moved == edited.edited.moved
     assert [row.address for row in difference] == plain.points
     told = str(difference).splitlines()
-    assert len(told) == len(plain.points) + 1 and told[-1].startswith("logits moved by up to")
+    same = plain.points.index("layers.1.attn.z")
+    assert told[0] == f"{same} of {len(plain.points)} addresses hold the same numbers:"
+    assert [line.split()[0] for line in told[1:-1]] == plain.points[same:]
+    assert told[-1].startswith("logits moved by up to")
+
+
+def test_a_difference_is_told_in_short_the_first_layer_in_full_and_what_the_others_leave():
+    model = random_model(replace(LLAMA, layers=LLAMA.layers[:1] * 4))
+    points = ["layers.*.attn.out", "layers.*.resid_mid", "layers.*.resid_post", "logits"]
+    ids = random_ids(LLAMA, 6)
+    told = str(model.trace(ids, points, edits=[Scale("layers.1.attn.out", 0.5)]).diff(model.trace(ids, points)))
+    assert [line.split()[0] for line in told.splitlines()[1:-1]] == [
+        "layers.1.attn.out",
+        "layers.1.resid_mid",
+        "layers.1.resid_post",
+        "layers.2.resid_post",
+        "layers.3.resid_post",
+        "logits",
+    ]
+    assert str(model.trace(ids, points).diff(model.trace(ids, points))).startswith("13 of 13 addresses hold the same")
 
 
 def test_runs_of_other_texts_of_the_same_length_have_a_difference_from_the_first_vector_on():

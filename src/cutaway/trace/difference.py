@@ -78,18 +78,34 @@ class Difference:
         return Moved.between(logits[0], logits[1])
 
     def __str__(self) -> str:
-        wide = max(len(one.address) for one in self)
-        lines = [
-            f"{one.address:<{wide}}  {one.different:>10,} of {one.elements:>10,} differ"
-            + (f"  by up to {one.largest:.3g}, {one.relative:.2g} of the largest" if one.different else "")
-            for one in self
-        ]
+        """In short: the layer in which the runs part in full, of each other one what it leaves, and what is outside."""
+        same = sum(not one.different for one in self)
+        lines = [f"{same} of {len(self)} addresses hold the same numbers" + (":" if same < len(self) else ".")]
+        shown = self._worth_a_line()
+        wide = max((len(one.address) for one in shown), default=0)
+        for one in shown:
+            lines.append(
+                f"{one.address:<{wide}}  {one.different:>10,} of {one.elements:>10,} differ, by up to {one.largest:.3g}"
+                f" ({one.relative:.2g} of the largest)"
+            )
         if self.moved is not None:
             lines.append(str(self.moved))
         return "\n".join(lines)
 
+    def _worth_a_line(self) -> list[PointDifference]:
+        different = [one for one in self if one.different]
+        if not different:
+            return []
+        where = [_layer(one.address) for one in different]
+        last_of = {layer: index for index, layer in enumerate(where)}
+        return [
+            one
+            for index, (one, layer) in enumerate(zip(different, where, strict=True))
+            if layer in (None, where[0]) or last_of[layer] == index
+        ]
+
     def show(self) -> None:
-        """Print every address with how far the runs are apart there."""
+        """Print where the runs part, and how far; iterate over the difference for every address."""
         print(self)
 
     def _at(self, address: str) -> PointDifference:
@@ -106,3 +122,9 @@ class Difference:
         finite = np.abs(other[np.isfinite(other)].astype(np.float64))
         scale = float(finite.max()) if finite.size else 0.0
         return PointDifference(address, largest, largest / scale if scale else float("inf"), different, one.size)
+
+
+def _layer(address: str) -> str | None:
+    """The layer that an address stands in, as it is written; None outside the layers."""
+    parts = address.split(".")
+    return parts[1] if parts[0] == "layers" else None
