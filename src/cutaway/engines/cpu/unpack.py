@@ -97,7 +97,7 @@ def _left_at_once(n_right: int) -> int:
     """Stored rows read side by side: enough sums at once to keep the processor busy, no more than its registers."""
     if has("avx512f"):
         return 4 if n_right <= 3 else 2
-    return {1: 4, 3: 2}.get(n_right, 1)
+    return 2 if n_right == 1 else 1
 
 
 def _few_dots(
@@ -125,27 +125,26 @@ def _few_dots(
     for place in (place for row in sums for place in row):  # an alloca is set once, this is emitted in a loop
         builder.store(zeros, place)
 
-    def add(vectors: Any, factors: list[Any]) -> None:
-        for vector, row in zip(vectors, sums, strict=True):
-            for factor, total in zip(factors, row, strict=True):
-                builder.store(fma(builder, vector, factor, builder.load(total)), total)
+    def add(row: int, vector: Any, factors: list[Any]) -> None:
+        for factor, total in zip(factors, sums[row], strict=True):
+            builder.store(fma(builder, vector, factor, builder.load(total)), total)
 
     with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
-        places = [builder.gep(row, [builder.mul(loop.index, I64(size))]) for row in rows]
-        for ahead in range(_AHEAD, _AHEAD + size, _LINE):
-            for place in places:
-                _fetch(builder, builder.gep(place, [I64(ahead)]))
         begin = builder.mul(loop.index, I64(4 * weights))
-        blocks = (VECTORS[kind](Stored(builder, place)) for place in places)
-        for i, vectors in enumerate(zip(*blocks, strict=True)):
-            offset = builder.add(begin, I64(4 * LANES * i))
-            add(vectors, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
+        for i, row in enumerate(rows):  # one after another: side by side, their vectors would not fit the registers
+            place = builder.gep(row, [builder.mul(loop.index, I64(size))])
+            for ahead in range(_AHEAD, _AHEAD + size, _LINE):
+                _fetch(builder, builder.gep(place, [I64(ahead)]))
+            for k, vector in enumerate(VECTORS[kind](Stored(builder, place))):
+                offset = builder.add(begin, I64(4 * LANES * k))
+                add(i, vector, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
     if BLOCKS[kind].weights == 1:
         rest = builder.and_(width, I64(LANES - 1))
         offset = builder.mul(builder.sub(width, rest), I64(4))
         with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
-            ends = [_end_of_row(builder, kind, row, width) for row in rows]
-            add(ends, [load_some(builder, builder.gep(one, [offset]), rest, FLOAT_LANES) for one in xs])
+            for i, row in enumerate(rows):
+                ends = [load_some(builder, builder.gep(one, [offset]), rest, FLOAT_LANES) for one in xs]
+                add(i, _end_of_row(builder, kind, row, width), ends)
     for j, place in enumerate(chosen):
         totals = lane_sums(builder, [builder.load(row[j]) for row in sums])
         target = builder.gep(out, [builder.add(builder.mul(place, out_step), builder.mul(first, I64(4)))])
