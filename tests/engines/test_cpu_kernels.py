@@ -358,7 +358,7 @@ print(TILE_LEFT, TILE_RIGHT)
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="these are names of x86 processors")
 @pytest.mark.parametrize(
-    ("name", "features", "tile"), [("generic", "", "2 2"), ("haswell", "+avx,+avx2,+fma,+f16c", "2 3")]
+    ("name", "features", "tile"), [("generic", "", "4 3"), ("haswell", "+avx,+avx2,+fma,+f16c", "4 3")]
 )
 def test_products_are_right_on_processors_with_less(name, features, tile, tmp_path):
     environment = {**os.environ, "CUTAWAY_CACHE": str(tmp_path), "NUMBA_CPU_NAME": name}
