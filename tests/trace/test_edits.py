@@ -28,6 +28,7 @@ from cutaway.trace.edits import (
     Resample,
     Scale,
     Zero,
+    difference_of_means,
 )
 from cutaway.trace.recorder import ROW_BLOCKS
 from random_models import GPT2, LIKE, LLAMA, POST, by_hand, random_ids, random_model, specs
@@ -340,6 +341,23 @@ def test_the_mean_of_other_runs_is_over_all_their_rows():
     trace = model.trace([1, 2], points=["layers.0.attn.z"], edits=[Mean("layers.0.attn.z", sources)])
     rows = np.concatenate([source["layers.0.attn.z"] for source in sources], axis=1)
     np.testing.assert_allclose(trace["layers.0.attn.z"][:, 0], rows.mean(axis=1), rtol=1e-12)
+
+
+def test_a_direction_is_the_mean_of_some_runs_minus_that_of_others():
+    model, point = random_model(GPT2), "layers.0.resid_post"
+    one, other = ([model.trace(random_ids(GPT2, n, n + seed), points=[point]) for n in (3, 5)] for seed in (0, 10))
+    whole = difference_of_means(one, other, point)
+    rows = [np.concatenate([trace[point] for trace in group]) for group in (one, other)]
+    np.testing.assert_allclose(whole, rows[0].mean(0) - rows[1].mean(0), atol=1e-12)
+    last = difference_of_means(one[0], other, point, positions=[-1])
+    ends = one[0][point][-1] - (other[0][point][-1] + other[1][point][-1]) / 2
+    np.testing.assert_allclose(last, ends, atol=1e-12)
+    steered = model.trace([1, 2], points=[point], edits=[Add(point, whole, 2.0)])
+    plain = model.trace([1, 2], points=[point])
+    np.testing.assert_allclose(steered[point] - plain[point], np.broadcast_to(2 * whole, (2, 12)), atol=1e-12)
+    with pytest.raises(CutawayError, match="no rows that a mean could be of"):
+        trace = model.trace([1], points=["layers.0.attn.pattern"])
+        difference_of_means(trace, trace, "layers.0.attn.pattern")
 
 
 # Plain data

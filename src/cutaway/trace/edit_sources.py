@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.points import Point, shape_of
+from cutaway.points import Point, parse_point, shape_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.selection import Place, resolved_positions
 
@@ -126,6 +126,30 @@ def resampled(source: Any, seed: int, block: np.ndarray, place: Place) -> np.nda
         raise CutawayError(f"The source has shape {list(values.shape)}; {place.point} needs rows to draw from.")
     drawn = [int(np.random.default_rng([seed, int(p)]).integers(values.shape[rows])) for p in place.positions]
     return values[np.ix_(*[np.array(drawn) if axis == rows else index for axis, index in enumerate(place.indices)])]
+
+
+def difference_of_means(one: Any, other: Any, point: str | Point, positions: Sequence[int] | None = None) -> np.ndarray:
+    """A direction to steer in: the mean row of some traces minus that of others at `point`, float64.
+
+    `one` and `other` are traces, or several each; `positions` takes only these rows of each trace (-1: its last).
+    Raises CutawayError for what is no trace, or has no rows there.
+    """
+    means = []
+    for source in (one, other):
+        rows = []
+        for trace in source_traces(source):
+            value = trace[point]
+            at = parse_point(point, trace.spec)
+            if "T" not in at.info.shape or at.info.shape[-1] == "S":
+                raise CutawayError(f"{at} is [{', '.join(at.info.shape)}]; it has no rows that a mean could be of.")
+            axis = at.info.shape.index("T")
+            chosen = value if positions is None else np.take(value, list(positions), axis=axis)
+            rows.append(np.moveaxis(chosen, axis, 0))
+        if not rows:
+            raise CutawayError("A difference of means is between traces, one or several on either side.")
+        means.append(np.concatenate(rows).mean(axis=0, dtype=np.float64))
+    direction: np.ndarray = means[0] - means[1]
+    return direction
 
 
 def _from_array(values: np.ndarray, block: np.ndarray, place: Place) -> np.ndarray:

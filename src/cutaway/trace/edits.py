@@ -19,6 +19,7 @@ from cutaway.trace.edit_kinds import (
     Scale,
     Zero,
 )
+from cutaway.trace.edit_sources import difference_of_means
 from cutaway.trace.selection import Place
 from cutaway.trace.without import PARTS, Without
 
@@ -39,6 +40,7 @@ __all__ = [
     "Scale",
     "Without",
     "Zero",
+    "difference_of_means",
     "edit_from_json",
     "edits_key",
     "read_edits",
