@@ -5,7 +5,6 @@ itself. What somebody wants to see is written into an array of its own; everythi
 share. It is a second writing of the layer, and so it is tested against the stages, for every family and every point.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
@@ -16,11 +15,13 @@ from cutaway.engines.cpu import attend
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.layer_program import LayerProgram
 from cutaway.engines.cpu.sums import TILE_LEFT
+from cutaway.engines.cpu.threads import own_turn
 from cutaway.engines.cpu.vectors import LANES
 from cutaway.engines.protocol import Attended, Scoring
 from cutaway.points import Tap
 from cutaway.spec import FeedForwardSpec, LayerSpec
 
+MOST_PROGRAMS = 64  # of a layer, one for each lengths of segments: a running batch has many
 MOST_ROWS = 32  # beyond, kernels take so long that what Python adds is lost among them
 UNSHOWN = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.head_out"})  # what it makes no array of
 
@@ -59,7 +60,6 @@ class Layers:
         self._rules: dict[int, _Rule] = {}  # by segment; all layers of a pass have the same, or few
         self._turn: tuple[Turn | None, int, int] = (None, 0, 0)
         self._last: tuple[np.ndarray | None, int] = (None, 0)  # the stream that the layer before has given, and where
-        self._lock = threading.Lock()
 
     def run(
         self,
@@ -73,13 +73,10 @@ class Layers:
     ) -> np.ndarray:
         """`[T, d]` → `[T, d]`: the layer's output; new keys and values are written into each segment's arrays."""
         lengths = tuple(part.length for part in attended)
-        prepared: dict[Any, LayerProgram] = weights.prepared  # type: ignore[attr-defined]
-        program = prepared.get(lengths)
-        if program is None or not program.is_of(spec, weights):
-            program = prepared[lengths] = LayerProgram(engine, spec, weights, lengths)
         out = np.empty(x.shape, np.float32)
-        shown = {name: np.empty(program.shapes[name], np.float32) for name in program.arrays_for(tap.shown)}
-        with self._lock:
+        with own_turn():
+            program = self._program(engine, spec, weights, lengths)
+            shown = {name: np.empty(program.shapes[name], np.float32) for name in program.arrays_for(tap.shown)}
             if x is self._last[0]:
                 program.set("x", self._last[1])
             else:
@@ -99,10 +96,23 @@ class Layers:
             self._show(program, x, {**shown, "resid_post": out}, patterns, tap)
         return out
 
+    def _program(
+        self, engine: Any, spec: LayerSpec, weights: Mapping[str, Any], lengths: tuple[int, ...]
+    ) -> LayerProgram:
+        """The layer's program for segments of these lengths; of too many the oldest goes."""
+        prepared: dict[Any, LayerProgram] = weights.prepared  # type: ignore[attr-defined]
+        program = prepared.get(lengths)
+        if program is None or not program.is_of(spec, weights):
+            program = prepared[lengths] = LayerProgram(engine, spec, weights, lengths)
+            while len(prepared) > MOST_PROGRAMS:
+                del prepared[next(iter(prepared))]
+        return program
+
     def _set_buffers(self, program: LayerProgram, shown: dict[str, np.ndarray]) -> None:
         """Where each part of the layer goes: what is shown into its array, the rest into the scratch."""
         if program.bound == self._moved and not shown:
             return
+        program.bound = -1  # until all are set: whoever interrupts this must not leave a place behind
         sizes = {name: prod(shape) for name, shape in program.shapes.items()} | program.scratch
         for name, size in sizes.items():
             if name != "resid_post":
@@ -149,8 +159,8 @@ class Layers:
         """A float32 scratch, kept from call to call; what it holds is arbitrary."""
         kept = self._scratch.get(name)
         if kept is None or kept.size < size:
+            self._moved += 1  # before the old one goes
             kept = self._scratch[name] = np.empty(max(size, 2 * (0 if kept is None else kept.size)), np.float32)
-            self._moved += 1
         return kept
 
     def _show(

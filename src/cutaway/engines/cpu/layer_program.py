@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -28,10 +29,13 @@ _SET_EACH_TIME = (
 
 
 class SegmentPlaces:
-    """A segment's places in a program: those of its stored keys and values, and those that every run sets anew."""
+    """A segment's places in a program: those of its stored keys and values, and those that every run sets anew.
+
+    Nothing here keeps a cache alive: whoever has finished with a text gets its memory back.
+    """
 
     def __init__(self, program: Program, index: int, keys: np.ndarray, values: np.ndarray) -> None:
-        self.of = (keys, values)
+        self._of = (ref(keys), ref(values))
         self.keys, self.values = place(keys), place(values)
         self.key_step, self.value_step = keys.strides[1], values.strides[1]
         for name, value in (
@@ -42,6 +46,10 @@ class SegmentPlaces:
         ):
             program.set(f"{name} {index}", value)
         self._setters = [program.setter(f"{name} {index}") for name in _SET_EACH_TIME]
+
+    def are_of(self, keys: np.ndarray, values: np.ndarray) -> bool:
+        """Whether these are the places of these very arrays."""
+        return self._of[0]() is keys and self._of[1]() is values
 
     def set_all(self, *numbers: int) -> None:
         """What is set before every run, in the order of `_SET_EACH_TIME`."""
@@ -84,7 +92,7 @@ class LayerProgram:
     def cached(self, index: int, keys: np.ndarray, values: np.ndarray) -> SegmentPlaces:
         """The places of segment `index`, whose keys and values are stored in these arrays `[H_kv, room, width]`."""
         places = self._segments.get(index)
-        if places is None or places.of[0] is not keys or places.of[1] is not values:
+        if places is None or not places.are_of(keys, values):
             places = self._segments[index] = SegmentPlaces(self._program, index, keys, values)
         return places
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+from contextlib import AbstractContextManager
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -90,6 +91,11 @@ def _quota(folder: Path) -> float:
         return inf if quota in ("max", "-1") else int(quota) / int(period)
     except (OSError, ValueError, ZeroDivisionError):
         return inf
+
+
+def own_turn() -> AbstractContextManager[bool]:
+    """Held by a Python thread, it keeps all others' kernels waiting; in a forked child nobody holds it."""
+    return _lock
 
 
 def launch(function: int, arguments: int, parts: int) -> None:
