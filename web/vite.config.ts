@@ -1,4 +1,6 @@
 import { svelte, vitePreprocess } from "@sveltejs/vite-plugin-svelte";
+import { createHash } from "node:crypto";
+import { readdirSync, readFileSync } from "node:fs";
 import { defineConfig, type Plugin } from "vite";
 
 /** KaTeX lists every font three times; every browser that runs this page reads the first. */
@@ -11,8 +13,28 @@ const onlyWoff2: Plugin = {
   },
 };
 
+/** Every file that the page is built from, in the order of their names. */
+function sources(): string[] {
+  const inside = ["src", "public"].flatMap((folder) =>
+    readdirSync(folder, { recursive: true, withFileTypes: true })
+      .filter((entry) => entry.isFile())
+      .map((entry) => `${entry.parentPath}/${entry.name}`),
+  );
+  return [...inside, "index.html", "package.json", "vite.config.ts"].sort();
+}
+
+/** Says in the built page which source it was built from, so that a test without Node can tell whether it still is. */
+const builtFrom: Plugin = {
+  name: "built-from",
+  generateBundle() {
+    const hash = createHash("sha256");
+    for (const file of sources()) hash.update(`${file}\n`).update(readFileSync(file));
+    this.emitFile({ type: "asset", fileName: "built-from.txt", source: `${hash.digest("hex")}\n` });
+  },
+};
+
 export default defineConfig({
-  plugins: [onlyWoff2, svelte({ preprocess: vitePreprocess() })],
+  plugins: [onlyWoff2, builtFrom, svelte({ preprocess: vitePreprocess() })],
   base: "./",
   build: {
     outDir: "../src/cutaway/serve/static",

@@ -68,7 +68,7 @@ describe("a matrix", () => {
 });
 
 function atlasOf(layers: number, heads: number, side: number) {
-  const atlas = emptyAtlas(layers, heads);
+  const atlas = emptyAtlas("run", layers, heads);
   const each = (side * (side + 1)) / 2;
   const header: AtlasHeader = {
     first: 0,

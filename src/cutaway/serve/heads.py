@@ -9,6 +9,7 @@ from cutaway.serve.slices import framed
 from cutaway.trace import Trace
 
 SIDE = 64  # cells that a pattern is pooled to
+_TINY = np.float32(1e-37)  # whose logarithm is finite in float32 too
 _AT_ONCE = 256  # tokens up to which a whole pattern is taken at once
 
 
@@ -47,17 +48,18 @@ def _walked(trace: Trace, layer: int, side: int, repeats: np.ndarray) -> tuple[n
     tile_of = np.searchsorted(starts, np.arange(length), side="right") - 1
     tiles = np.zeros((heads, side, side))
     sums = np.zeros((heads, 5))
-    for rows, pattern in blocks(trace, layer):
-        p = pattern.astype(np.float64)
+    for rows, p in blocks(trace, layer):
         at = np.arange(len(rows))
         later = rows > 0
-        sums[:, 0] += p[:, at[later], rows[later] - 1].sum(axis=1)
-        sums[:, 1] += p[:, later, 0].sum(axis=1)
-        sums[:, 2] += p[:, at, rows].sum(axis=1)
-        bits = -(p * np.log(np.where(p > 0, p, 1.0))).sum(axis=2)
-        seen = (p > 0).sum(axis=2)
-        sums[:, 3] += np.where(seen > 1, bits / np.log(np.maximum(seen, 2)), 0.0).sum(axis=1)
-        for query, key in repeats[np.isin(repeats[:, 0], rows)] if len(repeats) else ():
+        sums[:, 0] += p[:, at[later], rows[later] - 1].sum(axis=1, dtype=np.float64)
+        sums[:, 1] += p[:, later, 0].sum(axis=1, dtype=np.float64)
+        sums[:, 2] += p[:, at, rows].sum(axis=1, dtype=np.float64)
+        seen = np.count_nonzero(p, axis=2)
+        surprise = np.log(np.maximum(p, _TINY))
+        surprise *= p
+        share = -surprise.sum(axis=2, dtype=np.float64) / np.log(np.maximum(seen, 2))  # of the most it could be
+        sums[:, 3] += np.where(seen > 1, share, 0.0).sum(axis=1)
+        for query, key in repeats[(repeats[:, 0] >= rows[0]) & (repeats[:, 0] <= rows[-1])]:
             sums[:, 4] += p[:, query - rows[0], key]
         if side == length:
             tiles[:, rows, : p.shape[2]] = p

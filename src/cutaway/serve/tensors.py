@@ -5,7 +5,6 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import Point
 from cutaway.serve.cards import kind_of
-from cutaway.serve.heads import blocks
 from cutaway.serve.requests import MOST_CELLS, Slice, shape3
 from cutaway.serve.runs import Run
 from cutaway.serve.slices import envelope
@@ -26,18 +25,8 @@ def tensor_bytes(run: Run, asked: Slice) -> bytes:
 
 def head_row(run: Run, layer: int, head: int, position: int) -> np.ndarray:
     """What token `position` gives and gets in a head's pattern: `[2, T]`, its row and its column."""
-    point = Point("attn.pattern", layer)
-    row, column = np.zeros(run.length), np.zeros(run.length)
-    if run.length <= 512:
-        pattern = run.square(point, head)
-        return np.stack([pattern[position], pattern[:, position]])
-    for rows, pattern in blocks(run.trace, layer):
-        seen = pattern.shape[2]
-        if position < seen:
-            column[rows] = pattern[head, :, position]
-        if rows[0] <= position <= rows[-1]:
-            row[:seen] = pattern[head, position - rows[0]]
-    return np.stack([row, column])
+    pattern = run.square(Point("attn.pattern", layer), head)
+    return np.stack([pattern[position], pattern[:, position]])
 
 
 def _cut(run: Run, asked: Slice) -> np.ndarray:

@@ -3,6 +3,7 @@ import type { AtlasHeader, HeadScores } from "../protocol";
 import type { Palette } from "./scales";
 
 export interface Atlas {
+  run: string;
   layers: number;
   heads: number;
   side: number;
@@ -14,8 +15,8 @@ export interface Atlas {
 export const SORTS = ["layer", "previous", "first", "itself", "induction", "entropy"] as const;
 export type Sort = (typeof SORTS)[number];
 
-export function emptyAtlas(layers: number, heads: number): Atlas {
-  return { layers, heads, side: 1, triangle: true, codes: [], scores: [] };
+export function emptyAtlas(run: string, layers: number, heads: number): Atlas {
+  return { run, layers, heads, side: 1, triangle: true, codes: [], scores: [] };
 }
 
 /** Put the layers of an answer into their places. */

@@ -1,8 +1,8 @@
 /** Fetching what the views draw of a pass, in as few answers as can be. */
 import { api, type Tensor } from "../api";
-import type { Atlas } from "../draw/atlas";
 import type { Manifest, ModelCard } from "../protocol";
 import { ranked } from "../sampling";
+import { type Atlas, emptyAtlas, receive } from "../draw/atlas";
 import { layerKind, pointCard } from "./points";
 
 /** Everything that a view draws of one pass; replaced at once when the next pass has come. */
@@ -14,12 +14,12 @@ export interface Shown {
   norms: Float32Array;
   layer: number;
   flow: Map<string, Tensor>;
-  atlas: Atlas | null;
 }
 
 const FLOW_COLUMNS = 96;
 const FLOW_ROWS = 128;
 const WIDEST = 65_536; // columns of one slice
+const ATLAS_AT_ONCE = 128; // tokens up to which all layers of the atlas come in one answer
 
 /** A pass as it is first drawn: one layer, all norms, the last row of logits. */
 export async function look(manifest: Manifest, card: ModelCard, at: number, head: number): Promise<Shown> {
@@ -30,7 +30,7 @@ export async function look(manifest: Manifest, card: ModelCard, at: number, head
     card.generates ? lastLogits(manifest.run, card, manifest.tokens.length) : null,
   ]);
   const order = logits ? ranked(logits) : new Int32Array(0);
-  return { manifest, card, logits, order, norms, layer, flow, atlas: null };
+  return { manifest, card, logits, order, norms, layer, flow };
 }
 
 async function lastLogits(run: string, card: ModelCard, tokens: number): Promise<Float32Array> {
@@ -69,4 +69,17 @@ export async function flowOf(run: string, card: ModelCard, layer: number, chosen
   }
   const found = await api.tensors(run, slices as Parameters<typeof api.tensors>[1]);
   return new Map(found.map((tensor) => [tensor.point, tensor]));
+}
+
+/** All heads of a pass, whole; of a long one the layers that have come so far, time and again. */
+export async function* atlasOf(shown: Shown): AsyncGenerator<Atlas> {
+  const { run, tokens } = shown.manifest;
+  const layers = shown.card.sizes.N;
+  const atlas = emptyAtlas(run, layers, Math.max(...shown.card.layers.map((kind) => kind.sizes.H)));
+  const step = tokens.length <= ATLAS_AT_ONCE ? layers : 1;
+  for (let first = 0; first < layers; first += step) {
+    const { header, bytes } = await api.atlas(run, first, Math.min(layers, first + step));
+    receive(atlas, header, bytes);
+    yield { ...atlas };
+  }
 }

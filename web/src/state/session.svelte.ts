@@ -1,10 +1,12 @@
 /** What the page is looking at: one model, one prompt, one pass over it, and the place in it. */
 import { api, Refused, type Edit } from "../api";
-import { emptyAtlas, receive } from "../draw/atlas";
+import type { Atlas } from "../draw/atlas";
 import { palette } from "../draw/scales";
 import type { ModelCard, ModelEntry, NextTokenCard } from "../protocol";
 import { distribution, draw, type Settings } from "../sampling";
-import { flowOf, look, type Shown } from "./look";
+import { History } from "./history.svelte";
+import { atlasOf, flowOf, look, type Shown } from "./look";
+import { Cards, watchModels } from "./models";
 import { DEFAULTS, fromHash, type Place, toHash, type View } from "./permalink";
 import { headFor, layerKind, pointCard, shape3 } from "./points";
 
@@ -13,13 +15,7 @@ export interface Drawn {
   uniform: number;
 }
 
-interface Snapshot {
-  place: Place;
-  label: string;
-}
-
 const TOY = "toy";
-const ATLAS_AT_ONCE = 128; // tokens up to which all layers of the atlas come in one answer
 const UNIFORMS = 512;
 
 class Session {
@@ -35,6 +31,7 @@ class Session {
 
   shown = $state.raw<Shown | null>(null);
   ghost = $state.raw<Shown | null>(null);
+  atlas = $state.raw<Atlas | null>(null);
   busy = $state(false);
   waitedFor = $state(0);
   problem = $state.raw<{ sentence: string; kind: string } | null>(null);
@@ -59,8 +56,7 @@ class Session {
   dark = $state(matchMedia("(prefers-color-scheme: dark)").matches);
   colours = $derived(palette(this.dark));
 
-  undone = $state.raw<Snapshot[]>([]);
-  done = $state.raw<Snapshot[]>([]);
+  history = new History();
   said = $state("");
 
   distribution = $derived.by(() => {
@@ -78,7 +74,7 @@ class Session {
 
   #again = false;
   #serial = 0;
-  #cards = new Map<string, Promise<ModelCard>>();
+  #cards = new Cards();
 
   /** Open the page: where the link says, or at the model that the server was started for. */
   async open(): Promise<void> {
@@ -96,7 +92,7 @@ class Session {
       if (first !== linked) void this.#await(linked, place);
       this.ready = true;
     } catch (error) {
-      this.#fail(error);
+      this.fail(error);
     }
     addEventListener("hashchange", () => {
       if (location.hash.slice(1) === toHash(this.place)) return;
@@ -148,26 +144,19 @@ class Session {
 
   /** Keep the present place, so that `undo` comes back to it. */
   remember(label: string): void {
-    const top = this.done.at(-1);
-    if (top && toHash(top.place) === toHash(this.place)) return;
-    this.done = [...this.done.slice(-99), { place: this.place, label }];
-    this.undone = [];
+    this.history.remember(this.place, label);
   }
 
   async undo(): Promise<void> {
-    const back = this.done.at(-1);
+    const back = this.history.undo(this.place);
     if (!back) return;
-    this.done = this.done.slice(0, -1);
-    this.undone = [...this.undone, { place: this.place, label: back.label }];
     this.said = `Undone: ${back.label}`;
     await this.restore(back.place);
   }
 
   async redo(): Promise<void> {
-    const again = this.undone.at(-1);
+    const again = this.history.redo(this.place);
     if (!again) return;
-    this.undone = this.undone.slice(0, -1);
-    this.done = [...this.done, { place: this.place, label: again.label }];
     this.said = `Done again: ${again.label}`;
     await this.restore(again.place);
   }
@@ -180,41 +169,27 @@ class Session {
 
   async #await(name: string, place: Place | null): Promise<void> {
     this.waitedFor = performance.now();
-    const look = setInterval(() => {
-      void api.models().then(
-        (listed) => (this.models = listed.models),
-        () => undefined,
-      );
-    }, 700);
+    const stop = watchModels((models) => (this.models = models));
     try {
-      await this.#card(name); // waits on the server until the model is there
+      await this.#cards.of(name); // waits on the server until the model is there
       if (this.wanted === name) await this.#use(name, place);
       this.models = (await api.models()).models;
     } catch (error) {
       if (this.wanted === name) this.wanted = this.model;
-      this.#fail(error);
+      this.fail(error);
     } finally {
-      clearInterval(look);
+      stop();
       this.waitedFor = 0;
     }
   }
 
-  #card(name: string): Promise<ModelCard> {
-    let card = this.#cards.get(name);
-    if (!card) {
-      card = api.card(name);
-      card.catch(() => this.#cards.delete(name));
-      this.#cards.set(name, card);
-    }
-    return card;
-  }
-
   async #use(name: string, place: Place | null): Promise<void> {
-    const card = await this.#card(name);
+    const card = await this.#cards.of(name);
     const changed = this.model !== name;
     const before = this.card;
     this.model = name;
     this.card = card;
+    if (changed) this.atlas = null;
     if (place) {
       this.#take(place);
       if (place.text === null && place.ids === null) this.text = card.examples[0] ?? "";
@@ -284,7 +259,7 @@ class Session {
       if (this.view === "heads") void this.loadAtlas();
       if (shown.layer !== this.layer) void this.loadLayer();
     } catch (error) {
-      if (serial === this.#serial) this.#fail(error);
+      if (serial === this.#serial) this.fail(error);
     }
   }
 
@@ -316,26 +291,22 @@ class Session {
       this.shown = { ...this.shown, layer, flow };
       if (this.ghost && before) this.ghost = { ...this.ghost, layer, flow: before };
     } catch (error) {
-      this.#fail(error);
+      this.fail(error);
     }
   }
 
   /** All heads of the pass; of a long one layer after layer, so that it fills in as it comes. */
   async loadAtlas(): Promise<void> {
     const shown = this.shown;
-    if (!shown || shown.atlas) return;
-    const layers = shown.card.sizes.N;
-    const atlas = emptyAtlas(layers, Math.max(...shown.card.layers.map((kind) => kind.sizes.H)));
-    const step = shown.manifest.tokens.length <= ATLAS_AT_ONCE ? layers : 1;
+    if (!shown || this.atlas?.run === shown.manifest.run) return;
+    const wanted = () => this.shown?.manifest.run === shown.manifest.run && this.view === "heads";
     try {
-      for (let first = 0; first < layers; first += step) {
-        const { header, bytes } = await api.atlas(shown.manifest.run, first, Math.min(layers, first + step));
-        receive(atlas, header, bytes);
-        if (this.shown?.manifest.run !== shown.manifest.run) return;
-        this.shown = { ...this.shown, atlas: { ...atlas } };
+      for await (const atlas of atlasOf(shown)) {
+        if (!wanted()) return void (this.atlas = null);
+        this.atlas = atlas;
       }
     } catch (error) {
-      this.#fail(error);
+      this.fail(error);
     }
   }
 
@@ -399,7 +370,7 @@ class Session {
     try {
       this.uniforms = await api.uniforms(this.seed, UNIFORMS);
     } catch (error) {
-      this.#fail(error);
+      this.fail(error);
     }
   }
 
@@ -408,61 +379,13 @@ class Session {
     this.used += 1;
   }
 
-  /** Append the token that was drawn (or a given one) and run again. True where the model may go on. */
-  async step(id: number | null = null): Promise<boolean> {
-    const shown = this.shown;
-    const drawn = this.drawn;
-    if (!shown || !drawn || !this.card) return false;
-    if (shown.manifest.tokens.length >= this.card.longest) {
-      this.problem = { sentence: `The text has reached the ${this.card.longest} tokens that this page takes.`, kind: "too long" };
-      return false;
-    }
-    const chosen = id ?? drawn.id;
-    const known = shown.manifest.next.find((token) => token.id === chosen);
-    let token: NextTokenCard;
-    try {
-      token = known ?? (await api.token(shown.manifest.run, chosen));
-    } catch (error) {
-      this.#fail(error);
-      return false;
-    }
-    this.ids = [...shown.manifest.tokens.map((t) => t.id), chosen];
-    this.grown = [...this.grown, { token, uniform: drawn.uniform }];
-    // Where one token alone is left no number is drawn, as in `generate`.
-    if (id === null && (this.distribution?.kept ?? 1) > 1) this.used += 1;
-    const serial = this.#serial;
-    await this.run();
-    return this.problem === null && this.#serial !== serial && !this.card.stop_ids.includes(chosen);
-  }
-
-  /** Step until a stop token, an error, or the person stops it. */
-  async play(): Promise<void> {
-    if (this.running) {
-      this.running = false;
-      return;
-    }
-    this.remember("run");
-    this.running = true;
-    while (this.running && (await this.step())) await new Promise((resolve) => setTimeout(resolve, 30));
-    this.running = false;
-  }
-
-  /** Back to the text as it was typed. */
-  async rewind(): Promise<void> {
-    this.running = false;
-    this.ids = null;
-    this.grown = [];
-    this.used = 0;
-    await this.run();
-  }
-
   async edit(edits: Edit[], label: string): Promise<void> {
     this.remember(label);
     this.edits = edits;
     await this.run();
   }
 
-  /** Whether the pass that is shown has a head's edit; `headFor` for points with fewer heads. */
+  /** The chosen head as a point has it: key and value heads are fewer. */
   headOf(address: string): number {
     return this.card && this.shown ? headFor(this.card, address, this.head, this.shown.manifest.tokens.length) : 0;
   }
@@ -471,7 +394,7 @@ class Session {
     this.problem = null;
   }
 
-  #fail(error: unknown): void {
+  fail(error: unknown): void {
     this.running = false;
     this.problem =
       error instanceof Refused

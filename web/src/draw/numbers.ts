@@ -1,0 +1,182 @@
+/** A window of a tensor: cells in colours, written out where they have room, with rows and columns named. */
+import type { Tensor } from "../api";
+import { number, visible } from "../format";
+import type { Token } from "../protocol";
+import { drawMatrix } from "./matrix";
+import { codeOf, type Palette, tableOf, wantsDarkLetters } from "./scales";
+
+export const LABELS = 104; // left of the cells: names of rows
+export const TOP = 22; // above the cells: names of columns
+const NUMBERS_FROM = 44; // pixels of a cell's width from which on its number is written
+
+/** Which part of the whole is seen, and how large its cells are. */
+export interface Frame {
+  left: number;
+  top: number;
+  width: number;
+  height: number;
+  cellWidth: number;
+  cellHeight: number;
+  rows: number;
+  columns: number;
+}
+
+export type Outline = [cell: [number, number] | null, colour: string, thickness: number];
+
+const xOf = (frame: Frame, column: number) => LABELS + column * frame.cellWidth - frame.left;
+const yOf = (frame: Frame, row: number) => TOP + row * frame.cellHeight - frame.top;
+
+/** The cells that have come, of which only the first `played` are shown while they are filled in. */
+export function paintNumbers(
+  c: CanvasRenderingContext2D,
+  frame: Frame,
+  part: Tensor | null,
+  played: number | null,
+  colours: Palette,
+  outlines: Outline[],
+): void {
+  c.save();
+  c.beginPath();
+  c.rect(LABELS, TOP, frame.width - LABELS, frame.height - TOP);
+  c.clip();
+  if (part?.f32) paintCells(c, frame, part, played, colours);
+  for (const outline of outlines) paintOutline(c, frame, outline);
+  c.restore();
+}
+
+function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, played: number | null, colours: Palette): void {
+  const [, r, k] = part.shape;
+  const [, ofRows, ofColumns] = part.of;
+  const [, startRow, startColumn] = part.start;
+  const { cellWidth, cellHeight, rows, columns } = frame;
+  const values = part.f32!;
+  const codes = new Uint8Array(r * k);
+  for (let i = 0; i < codes.length; i++) codes[i] = codeOf(values[i], part.kind, part.scale);
+  const x = xOf(frame, startColumn);
+  const y = yOf(frame, startRow);
+  const w = ofColumns * cellWidth;
+  const h = ofRows * cellHeight;
+  drawMatrix(c, { codes, rows: r, columns: k, kind: part.kind }, x, y, w, h, colours);
+  if (played !== null) {
+    // What has not been computed yet is absent, not zero.
+    c.fillStyle = colours.panel;
+    const row = Math.floor(played / columns);
+    c.fillRect(xOf(frame, played % columns), yOf(frame, row), columns * cellWidth, cellHeight);
+    c.fillRect(xOf(frame, 0), yOf(frame, row + 1), columns * cellWidth, (rows - row) * cellHeight);
+  }
+  if (r !== ofRows || k !== ofColumns) return; // pooled: a cell drawn is many
+  if (cellWidth >= 7) paintLines(c, x, y, r, k, cellWidth, cellHeight, colours);
+  const table = tableOf(part.kind, colours);
+  const written = cellWidth >= NUMBERS_FROM && cellHeight >= 16;
+  c.textAlign = "center";
+  c.textBaseline = "middle";
+  for (let i = 0; i < r; i++) {
+    for (let j = 0; j < k; j++) {
+      if (played !== null && (startRow + i) * columns + startColumn + j >= played) continue;
+      const code = codes[i * k + j];
+      const value = values[i * k + j];
+      const cx = x + (j + 0.5) * cellWidth;
+      const cy = y + (i + 0.5) * cellHeight;
+      if (written && code !== 0) {
+        c.fillStyle = wantsDarkLetters(table[code]) ? "#16181b" : "#ffffff";
+        c.font = `450 ${cellWidth < 54 ? 11 : 12}px "Inter Variable", sans-serif`;
+        c.fillText(part.kind === "ids" ? String(value) : number(value, cellWidth < 54 ? 2 : 3), cx, cy);
+      } else if (cellWidth >= 5 && part.kind === "signed" && Math.abs(value) > part.scale) {
+        // An outlier past the scale's end: marked, since its colour says less than its size.
+        c.fillStyle = colours.panel;
+        c.beginPath();
+        c.arc(cx, cy, Math.min(1.6, cellWidth / 5), 0, 7);
+        c.fill();
+      }
+    }
+  }
+}
+
+function paintLines(
+  c: CanvasRenderingContext2D,
+  x: number,
+  y: number,
+  rows: number,
+  columns: number,
+  cellWidth: number,
+  cellHeight: number,
+  colours: Palette,
+): void {
+  c.strokeStyle = colours.panel;
+  c.lineWidth = cellWidth > 20 ? 1 : 0.5;
+  c.beginPath();
+  for (let i = 0; i <= columns; i++) {
+    c.moveTo(x + i * cellWidth, y);
+    c.lineTo(x + i * cellWidth, y + rows * cellHeight);
+  }
+  for (let i = 0; i <= rows; i++) {
+    c.moveTo(x, y + i * cellHeight);
+    c.lineTo(x + columns * cellWidth, y + i * cellHeight);
+  }
+  c.stroke();
+}
+
+function paintOutline(c: CanvasRenderingContext2D, frame: Frame, [cell, colour, thickness]: Outline): void {
+  if (!cell) return;
+  const w = Math.max(frame.cellWidth, 3);
+  const h = Math.max(frame.cellHeight, 3);
+  const x = xOf(frame, cell[1]);
+  const y = yOf(frame, cell[0]);
+  c.strokeStyle = colour;
+  c.lineWidth = thickness;
+  c.strokeRect(x, y, w, h);
+  c.globalAlpha = 0.35;
+  c.lineWidth = 1;
+  c.strokeRect(LABELS, y, Math.min(frame.width - LABELS, frame.columns * frame.cellWidth), h);
+  c.strokeRect(x, TOP, w, Math.min(frame.height - TOP, frame.rows * frame.cellHeight));
+  c.globalAlpha = 1;
+}
+
+/** Tokens beside the rows; above the columns tokens too where they are keys, else numbers, as many as have room. */
+export function paintLabels(
+  c: CanvasRenderingContext2D,
+  frame: Frame,
+  tokens: Token[],
+  square: boolean,
+  marked: [number, number] | null,
+  token: number | null,
+  colours: Palette,
+): void {
+  const { cellWidth, cellHeight } = frame;
+  c.textBaseline = "middle";
+  c.textAlign = "right";
+  const every = Math.max(1, Math.ceil(13 / cellHeight));
+  const firstRow = Math.floor(frame.top / cellHeight);
+  const lastRow = Math.min(frame.rows, Math.ceil((frame.top + frame.height - TOP) / cellHeight) + 1);
+  for (let r = firstRow; r < lastRow; r++) {
+    const y = yOf(frame, r) + cellHeight / 2;
+    if (y < TOP + 4 || y > frame.height - 2) continue;
+    const chosen = marked?.[0] === r || token === r;
+    if (!chosen && (r % every !== 0 || (marked && Math.abs(marked[0] - r) < every))) continue;
+    c.fillStyle = chosen ? colours.selected : colours.soft;
+    c.font = `${chosen ? 620 : 400} 12px "Inter Variable", sans-serif`;
+    const name = tokens[r] ? visible(tokens[r].piece) : String(r);
+    c.fillText(name.length > 13 ? `${name.slice(0, 12)}…` : name, LABELS - 8, y);
+  }
+  c.textAlign = "center";
+  const apart = stepOf(Math.ceil((square ? 15 : 36) / cellWidth));
+  const firstColumn = Math.floor(frame.left / cellWidth);
+  const lastColumn = Math.min(frame.columns, Math.ceil((frame.left + frame.width - LABELS) / cellWidth) + 1);
+  for (let k = firstColumn; k < lastColumn; k++) {
+    const x = xOf(frame, k) + cellWidth / 2;
+    if (x < LABELS || x > frame.width - 4) continue;
+    const chosen = marked?.[1] === k;
+    if (!chosen && (k % apart !== 0 || (marked && Math.abs(marked[1] - k) * cellWidth < 30))) continue;
+    c.fillStyle = chosen ? colours.selected : colours.soft;
+    c.font = `${chosen ? 620 : 400} 11px "Inter Variable", sans-serif`;
+    const named = square && tokens[k] && cellWidth >= 34;
+    c.fillText(named ? visible(tokens[k].piece).slice(0, 6) : String(k), x, TOP / 2);
+  }
+}
+
+/** The smallest round number that is at least `step`. */
+export function stepOf(step: number): number {
+  for (let power = 1; ; power *= 10) {
+    for (const round of [1, 2, 5]) if (round * power >= step) return round * power;
+  }
+}
