@@ -353,7 +353,7 @@ def test_the_whole_page_can_be_used_with_keys_alone(visit):
     page.get_by_role("slider", name=re.compile("Layer")).focus()
     page.keyboard.press("End")
     expect(page.locator(".stepper")).to_contain_text("layer 2 of 3")
-    page.locator(".flow").get_by_role("button", name=re.compile("^neurons")).focus()
+    page.locator(".flow").get_by_role("button", name=re.compile("^neurons, layers.2")).focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="layers.2.mlp.act")).to_be_visible()
     page.get_by_role("application", name=re.compile("Numbers of layers.2.mlp.act")).focus()

@@ -13,6 +13,12 @@ export function spelled(piece: string): string {
   return piece.replace(/\\[ntr]/g, (found) => NAMED[found]);
 }
 
+/** Whether a tokenizer that drops case, and marks the middle of words, may have made this piece of the text here. */
+function loosely(text: string, piece: string, at: number): boolean {
+  const bare = piece.replace(/^##/, "");
+  return bare !== "" && text.slice(at, at + bare.length).toLowerCase() === bare.toLowerCase();
+}
+
 /**
  * The text cut at its tokens. The text may already be newer than the tokens: where they no longer agree the rest has
  * none. A gap of spaces before a token (word tokenizers drop them) belongs to no token, and bytes that only spell a
@@ -42,8 +48,15 @@ export function aligned(text: string, tokens: Token[]): Part[] {
         parts.push({ text: piece.slice(1), token: i }); // a space that the tokenizer put in front
         at += piece.length - 1;
         continue;
-      } else if (at === 0 && /^<.*>$/.test(piece)) {
-        continue; // a mark that tokenizing added in front
+      } else if (/^(<.*>|\[[A-Z]+\])$/.test(piece)) {
+        continue; // a mark that tokenizing added
+      } else if (loosely(text, piece, at + gap.length)) {
+        if (gap) parts.push({ text: gap, token: null });
+        at += gap.length;
+        const length = piece.replace(/^##/, "").length;
+        parts.push({ text: text.slice(at, at + length), token: i });
+        at += length;
+        continue;
       } else {
         break;
       }

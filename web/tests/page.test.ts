@@ -96,6 +96,7 @@ describe("tokens in the text", () => {
     ["a\n\tb", ["a", "\\n", "\\t", "b"]],
     ["hi 🙂!", ["hi", " ", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>", "!"]],
     ["Hello", ["<s>", " Hello"]],
+    ["The Embeddings sat", ["[CLS]", "the", "em", "##bed", "##dings", "sat", "[SEP]"]],
   ])("spells %j from %j", (text, pieces) => {
     const parts = whole(text, pieces);
     expect(parts.map((part) => part.text).join("")).toBe(text);

@@ -92,7 +92,7 @@ def manifest(run: Run, name: str, seconds: float) -> Manifest:
         told(trace),
         round(seconds, 4),
         run.captured,
-        [NextTokenCard(token.id, token.text, token.logit, token.probability) for token in candidates],
+        [NextTokenCard(one.id, model.piece(one.id), one.logit, one.probability) for one in candidates],
         PassWork(
             total_flops(spec, run.length, logits=rows),
             total_flops(spec, 1, past=run.length - 1, logits=rows),

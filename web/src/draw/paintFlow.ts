@@ -246,7 +246,7 @@ function shapeText(card: ModelCard, address: string, tokens: number, box: Box): 
   const shape = shapeOf(card, address, tokens);
   if (shape.length === 3) {
     if (["attn.scores", "attn.pattern"].includes(box.point)) return `${shape[1]}×${shape[2]}`;
-    return box.w < 36 ? `${shape[0]}` : `${shape[0]} heads`;
+    return box.w < 46 ? `${shape[0]}` : `${shape[0]} heads`;
   }
   return shape.join("×");
 }

@@ -12,6 +12,7 @@ export function split(address: string): { layer: number | null; name: string } {
 
 export function pointCard(card: ModelCard, address: string): PointCard | null {
   const { layer, name } = split(address);
+  if (layer !== null && layer >= card.sizes.N) return null;
   const points = layer === null ? card.points : layerKind(card, layer).points;
   return points.find((point) => point.name === name) ?? null;
 }
