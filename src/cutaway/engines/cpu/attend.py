@@ -8,199 +8,22 @@ leave them out, from a multiple of sixteen on: what is left out would have added
 from functools import cache
 
 import numpy as np
-from numba.extending import register_jitable
 
-from cutaway.engines.cpu.arithmetic import everywhere, floats_upto, fused, put_upto, times
 from cutaway.engines.cpu.compiling import Kernel, place
-from cutaway.engines.cpu.elementwise import capped, hide, softmax_row
-from cutaway.engines.cpu.sums import TILE_LEFT, dots_of_group, mix_tile
 from cutaway.engines.cpu.threads import thread_count
-from cutaway.engines.cpu.vectors import LANES, address, arguments, as_float, float_at, has, index_at
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
-_WIDE = has("avx512f")  # registers for four rows and four vectors at once; else for three and two
-MIX_STEP = 32  # coordinates of a part of a single row's mix
 _SCRATCH = 1 << 16  # numbers of a block's scores: they stay in the second-level cache
-
-
-@register_jitable
-def _dots_with_keys(  # type: ignore[no-untyped-def]
-    queries, q_step: int, n_queries: int, keys, k_row: int, first: int, stop: int, width: int, out, out_step: int
-):
-    """q · k of every query row with keys `first` to `stop`; key 0's result of the first query stands at `out`."""
-    key = first
-    while key < stop:
-        taken = min(TILE_LEFT, stop - key)
-        dots_of_group(keys + key * k_row, k_row, taken, queries, q_step, n_queries, width, out + key * 4, out_step)
-        key += taken
-
-
-def _dots(given: int, part: int, parts: int) -> None:
-    # q: [heads, rows, width], k: [key heads, keys, width], with steps in bytes over their first two axes;
-    # out: [heads, rows, keys]; keys before `start` are left out
-    q, q_head, q_row, k, k_head, k_row, out, heads, key_heads, rows, keys, width, start = arguments(given, 13)
-    groups, shared = (keys - start + TILE_LEFT - 1) // TILE_LEFT, heads // key_heads
-    first = start + groups * part // parts * TILE_LEFT
-    stop = min(start + groups * (part + 1) // parts * TILE_LEFT, keys)
-    step = keys * 4
-    if rows == 1:  # the heads that share keys are taken as the rows
-        for key_head in range(key_heads):
-            head = key_head * shared
-            queries, target = address(q) + head * q_head, address(out) + head * step
-            here = address(k) + key_head * k_head
-            _dots_with_keys(queries, q_head, shared, here, k_row, first, stop, width, target, step)
-    else:
-        for head in range(heads):
-            queries, target = address(q) + head * q_head, address(out) + head * rows * step
-            here = address(k) + head // shared * k_head
-            _dots_with_keys(queries, q_row, rows, here, k_row, first, stop, width, target, step)
-
-
-@register_jitable
-def _weigh(row, width: int, first: int, last: int, scale, growth, cap) -> None:  # type: ignore[no-untyped-def]
-    """A row of dot products to weights, in place: scaled, grown, capped, masked, softmaxed."""
-    factor, grown = everywhere(scale), everywhere(growth)
-    for at in range(0, width, LANES):
-        value = times(times(floats_upto(row + at * 4, width - at), factor), grown)
-        if cap > 0:
-            value = capped(value, cap)
-        put_upto(row + at * 4, value, width - at)
-    hide(row, width, first, last)
-    softmax_row(row, width)
-
-
-def _weights(given: int, part: int, parts: int) -> None:
-    # scores: [heads, rows, keys]; first, last: int64 [rows]; growth: float32 [rows], or 0
-    scores, heads, rows, keys, start, first, last, growth, bits_of_scale, bits_of_cap = arguments(given, 10)
-    scale, cap = as_float(bits_of_scale), as_float(bits_of_cap)
-    for item in range(heads * rows * part // parts, heads * rows * (part + 1) // parts):
-        row = item % rows
-        grown = float_at(address(growth) + row * 4) if growth != 0 else np.float32(1)
-        low, high = index_at(address(first) + row * 8) - start, index_at(address(last) + row * 8) - start
-        _weigh(address(scores) + (item * keys + start) * 4, keys - start, low, high, scale, grown, cap)
-
-
-@register_jitable
-def _mix_row(weights, values, v_row: int, keys: int, left: int, target) -> None:  # type: ignore[no-untyped-def]
-    """Up to 64 coordinates of one row's mix, key after key."""
-    a = b = c = d = everywhere(np.float32(0))  # four vectors, whose sums run independently
-    for key in range(keys):
-        weight = everywhere(float_at(weights + key * 4))
-        here = values + key * v_row
-        a = fused(weight, floats_upto(here, left), a)
-        if left > LANES:
-            b = fused(weight, floats_upto(here + 4 * LANES, left - LANES), b)
-        if left > 2 * LANES:
-            c = fused(weight, floats_upto(here + 8 * LANES, left - 2 * LANES), c)
-        if left > 3 * LANES:
-            d = fused(weight, floats_upto(here + 12 * LANES, left - 3 * LANES), d)
-    put_upto(target, a, left)
-    if left > LANES:
-        put_upto(target + 4 * LANES, b, left - LANES)
-    if left > 2 * LANES:
-        put_upto(target + 8 * LANES, c, left - 2 * LANES)
-    if left > 3 * LANES:
-        put_upto(target + 12 * LANES, d, left - 3 * LANES)
-
-
-@register_jitable
-def _mix_rows(  # type: ignore[no-untyped-def]
-    weights, w_step: int, n_rows: int, values, v_row: int, keys: int, width: int, out, out_step: int
-):
-    """`width` coordinates of the mixes of some rows: Σ over keys, one key after another, whatever stands beside."""
-    at = 0
-    while at < width:
-        left, row = width - at, 0
-        wide = 64 if _WIDE and left >= 64 else 32
-        here = values + at * 4
-        while row < n_rows:
-            some, target, more = weights + row * w_step, out + (row * out_step + at * 4), n_rows - row
-            if left < 32:
-                _mix_row(some, here, v_row, keys, left, target)
-                row += 1
-            elif _WIDE and more >= 4:
-                if wide == 64:
-                    mix_tile(4, 4, some, w_step, here, v_row, keys, target, out_step)
-                else:
-                    mix_tile(4, 2, some, w_step, here, v_row, keys, target, out_step)
-                row += 4
-            elif more >= 3:
-                mix_tile(3, 2, some, w_step, here, v_row, keys, target, out_step)
-                if wide == 64:
-                    mix_tile(3, 2, some, w_step, here + 128, v_row, keys, target + 128, out_step)
-                row += 3
-            else:
-                _mix_row(some, here, v_row, keys, wide, target)
-                row += 1
-        at += wide
-
-
-def _mix(given: int, part: int, parts: int) -> None:
-    # pattern: [heads, rows, keys]; v: [key heads, keys, width] and out: [heads, rows, width], with steps in bytes over
-    # the first two axes; keys before `start` are left out
-    pattern, v, v_head, v_row, out, out_head, out_row, heads, key_heads, rows, keys, width, start = arguments(given, 13)
-    shared, step = heads // key_heads, keys * 4
-    if rows == 1:  # the heads that share values are taken as the rows, and parts are stretches of coordinates
-        stretches = (width + MIX_STEP - 1) // MIX_STEP
-        for item in range(key_heads * stretches * part // parts, key_heads * stretches * (part + 1) // parts):
-            key_head, at = item // stretches, item % stretches * MIX_STEP
-            weights = address(pattern) + (key_head * shared * step + start * 4)
-            values = address(v) + (key_head * v_head + start * v_row + at * 4)
-            target = address(out) + (key_head * shared * out_head + at * 4)
-            here = min(MIX_STEP, width - at)
-            _mix_rows(weights, step, shared, values, v_row, keys - start, here, target, out_head)
-    else:
-        groups = (rows + 11) // 12  # a dozen rows are whole tiles
-        for item in range(heads * groups * part // parts, heads * groups * (part + 1) // parts):
-            head, first = item // groups, item % groups * 12
-            weights = address(pattern) + ((head * rows + first) * step + start * 4)
-            values = address(v) + (head // shared * v_head + start * v_row)
-            target = address(out) + (head * out_head + first * out_row)
-            taken = min(12, rows - first)
-            _mix_rows(weights, step, taken, values, v_row, keys - start, width, target, out_row)
-
-
-def _attend(given: int, part: int, parts: int) -> None:
-    # All of it, block by block of query rows, with scores that stand in this part's scratch only.
-    q, q_head, q_row, k, k_head, k_row, v, v_head, v_row, out, out_head, out_row = arguments(given, 12)
-    heads, key_heads, rows, width, v_width, first, last, growth = arguments(given + 96, 8)
-    bits_of_scale, bits_of_cap, block, scratch, scratch_size = arguments(given + 160, 5)
-    scale, cap = as_float(bits_of_scale), as_float(bits_of_cap)
-    scores = address(scratch) + scratch_size * part * 4
-    blocks = (rows + block - 1) // block
-    for item in range(part, heads * blocks, parts):
-        head, begin = item % heads, (blocks - 1 - item // heads) * block  # the longest rows first
-        taken = min(block, rows - begin)
-        start, keys = index_at(address(first) + begin * 8), 0
-        for row in range(begin, begin + taken):
-            start = min(start, index_at(address(first) + row * 8))
-            keys = max(keys, index_at(address(last) + row * 8))
-        start = max(start, 0) // LANES * LANES
-        seen = keys - start
-        queries, target = (
-            address(q) + (head * q_head + begin * q_row),
-            address(out) + (head * out_head + begin * out_row),
-        )
-        here = head // (heads // key_heads)
-        its_keys = address(k) + (here * k_head + start * k_row)
-        _dots_with_keys(queries, q_row, taken, its_keys, k_row, 0, seen, width, scores, seen * 4)
-        for row in range(taken):
-            at = begin + row
-            grown = float_at(address(growth) + at * 4) if growth != 0 else np.float32(1)
-            low, high = index_at(address(first) + at * 8) - start, index_at(address(last) + at * 8) - start
-            _weigh(scores + row * seen * 4, seen, low, high, scale, grown, cap)
-        values = address(v) + (here * v_head + start * v_row)
-        _mix_rows(scores, seen * 4, taken, values, v_row, seen, v_width, target, out_row)
 
 
 @cache
 def kernels() -> dict[str, Kernel]:
     """All of them; each compiles at its first use."""
     return {
-        "dots": Kernel(_dots, "attention scores", "q" * 13),
-        "weights": Kernel(_weights, "attention weights", "q" * 8 + "dd"),
-        "mix": Kernel(_mix, "attention's mix", "q" * 13),
-        "attend": Kernel(_attend, "attention", "q" * 20 + "dd" + "q" * 3),
+        "dots": Kernel("attend.dots_kernel", "q" * 13),
+        "weights": Kernel("attend.weights_kernel", "q" * 8 + "dd"),
+        "mix": Kernel("attend.mix_kernel", "q" * 13),
+        "attend": Kernel("attend.attend_kernel", "q" * 20 + "dd" + "q" * 3),
     }
 
 

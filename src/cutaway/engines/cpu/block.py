@@ -14,9 +14,8 @@ import numpy as np
 from cutaway.engines.cpu import attend
 from cutaway.engines.cpu.compiling import place
 from cutaway.engines.cpu.layer_program import LayerProgram
-from cutaway.engines.cpu.sums import TILE_LEFT
+from cutaway.engines.cpu.processor import LANES, TILE_LEFT
 from cutaway.engines.cpu.threads import own_turn
-from cutaway.engines.cpu.vectors import LANES
 from cutaway.engines.protocol import Attended, Scoring
 from cutaway.points import Tap
 from cutaway.spec import FeedForwardSpec, LayerSpec

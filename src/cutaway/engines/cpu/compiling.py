@@ -1,20 +1,25 @@
-"""Compiling kernels once for each machine: where the compiled code is kept and when it is out of date."""
+"""Compiling kernels once for each machine: where the machine code is kept, and when it is out of date.
+
+Numba compiles a kernel the first time that it is needed on a machine; its object file is kept in the user's cache. A
+later process loads that with LLVM alone: importing Numba takes longer than a whole pass.
+"""
 
 import ctypes
 import hashlib
+import os
+import re
 import struct
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba import types
-
 from cutaway.engines.cpu import threads
+from cutaway.engines.cpu.processor import name_and_features
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
@@ -22,14 +27,15 @@ from cutaway.places import cache_folder
 class Kernel:
     """A compiled function that does one of `parts` equal shares of some work; called, it does all of it.
 
-    The function takes the address of its packed arguments, its part and the number of parts. `name` marks in
-    the cache that it was compiled; `layout` gives the types of the arguments as
-    `struct` has them (q: integer or address, d: float).
+    `source` says where its code stands: "products.few_rows" is a function of `code/products.py`; with `constants` it is
+    one that makes the function from them. It takes the address of its packed arguments, its part and the number of
+    parts. `layout` gives the types of the arguments as `struct` has them (q: integer or address, d: float).
     """
 
-    def __init__(self, function: Callable[[int, int, int], None], name: str, layout: str) -> None:
-        self.name = name
-        self._function = function
+    def __init__(self, source: str, layout: str, *constants: str) -> None:
+        self.name = " ".join((source, *constants))
+        self._source = source
+        self._constants = constants
         self._pack = struct.Struct(layout).pack_into
         self._address = 0
         self._one_at_a_time = threading.Lock()
@@ -41,12 +47,23 @@ class Kernel:
 
     @property
     def address(self) -> int:
-        """Where the compiled function lies; it is compiled at the first use."""
+        """Where the machine code lies; at the first use it is loaded as an earlier process left it, or compiled."""
         with self._one_at_a_time:
             if not self._address:
-                _announce(self.name)
-                self._address = compile_native(self._function)
+                self._address = _load(_kept(self.name) or self._compile())
         return self._address
+
+    def _compile(self) -> bytes:
+        _announce()
+        module, _, name = self._source.rpartition(".")
+        function = getattr(import_module(f"cutaway.engines.cpu.code.{module}"), name)
+        if self._constants:
+            function = function(*self._constants)
+        from cutaway.engines.cpu.code.native import object_of
+
+        code = object_of(function)
+        _keep(self.name, code)
+        return code
 
 
 _local = threading.local()
@@ -62,64 +79,90 @@ def _argument_buffer() -> tuple[Any, int]:
     return kept
 
 
-def _announce(name: str) -> None:
+def _announce() -> None:
     """Say on a terminal, in one line for all kernels of a run, why their first use on a machine takes a while."""
     global _announced
-    folder = _kernel_folder()
-    mark = Path(folder, name.replace(" ", "_") + ".used") if folder else None
-    if mark is not None and mark.exists():
-        return
     if not _announced and sys.stderr.isatty():
         print("Compiling kernels for this processor, once: about ten seconds …", file=sys.stderr)
     _announced = True
-    if mark is not None:
-        with suppress(OSError):
-            mark.touch()
 
 
 _announced = False
-_alive: list[Any] = []  # compiled functions; their code goes when they do
+_alive: list[Any] = []  # what holds the loaded code
+_ENTRY = "cutaway_kernel"  # as in code.native, which is imported only to compile
 
 
-def compile_native(function: Callable[[int, int, int], None]) -> int:
-    """Where the compiled function lies; compiled now, or loaded as an earlier process left it.
+def _load(code: bytes) -> int:
+    """Where the kernel of an object file lies once it is in memory."""
+    import llvmlite.binding as llvm
 
-    No fast-math: every sum keeps the order in which it is written, so that its bits never depend on how
-    many rows are computed together.
-    """
-    folder = _kernel_folder()
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = folder or before
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _alive.append(engine)
+    return engine.get_function_address(_ENTRY)
+
+
+def _kept(name: str) -> bytes | None:
+    """The object file that an earlier process kept; None where there is none, or it is damaged."""
+    folder = kernel_folder()
+    if folder is None:
+        return None
     try:
-        compiled = numba.cfunc(_SIGNATURE, cache=folder is not None, error_model="numpy")(function)
+        stored = (folder / _file_name(name)).read_bytes()
+    except OSError:
+        return None
+    digest, code = stored[:32], stored[32:]
+    return code if hashlib.sha256(code).digest() == digest else None
+
+
+def _keep(name: str, code: bytes) -> None:
+    """Leave an object file for later processes; where that cannot be, they compile again."""
+    folder = kernel_folder()
+    if folder is None:
+        return
+    target = folder / _file_name(name)
+    partial = target.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+    try:
+        partial.write_bytes(hashlib.sha256(code).digest() + code)
+        partial.replace(target)
     except OSError:  # a full disk, or a folder that went away
-        compiled = numba.cfunc(_SIGNATURE, error_model="numpy")(function)
-    finally:
-        numba.config.CACHE_DIR = before
-    _alive.append(compiled)
-    return compiled.address
+        with suppress(OSError):
+            partial.unlink()
 
 
-_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.]", "-", name) + ".kernel"
 
 
 @cache
-def _kernel_folder() -> str | None:
-    """Where this version's compiled kernels are kept; None where nothing can be written.
+def kernel_folder() -> Path | None:
+    """Where the compiled kernels of this version are kept; None where nothing can be written.
 
-    Numba looks only at the file in which a kernel stands, not at the functions that it calls. So the
-    folder carries a digest of all that goes into a kernel, and an older version's code is never loaded.
+    Its name is a digest of all that goes into a kernel: our sources, the compiler's version, the processor.
     """
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {numba.__version__}".encode())
+    told = f"{version('llvmlite')} {_numba_version()} {sys.platform} {sorted(name_and_features()[1].items())}"
+    digest = hashlib.sha256(f"{told} {name_and_features()[0]}".encode())
     here = Path(__file__).parent
-    for source in [*sorted(here.glob("*.py")), here.parent / "blocks.py"]:
+    shared = (here / "processor.py", here / "shared_words.py", here.parent / "blocks.py")
+    for source in [*sorted((here / "code").glob("*.py")), *shared]:
         digest.update(source.read_bytes())
     try:
         folder = cache_folder() / "kernels" / digest.hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
     except (CutawayError, OSError):
         return None
-    return str(folder)
+    return folder
+
+
+def _numba_version() -> str:
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return ""
 
 
 def place(array: Any) -> int:

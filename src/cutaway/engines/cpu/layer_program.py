@@ -8,6 +8,7 @@ import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.processor import ACTIVATION_CODES
 from cutaway.engines.cpu.products import product_task
 from cutaway.engines.cpu.program import Argument, Place, Program, Task
 from cutaway.engines.protocol import Gain, Linear
@@ -197,7 +198,7 @@ class LayerProgram:
         first, *rest = self._products(read, dict.fromkeys(names))
         act = self._buffer("mlp.act", spec.d_ff)
         n = self._rows * spec.d_ff
-        code, up = elementwise.ACTIVATION_CODES[spec.activation], rest[0] if rest else 0
+        code, up = ACTIVATION_CODES[spec.activation], rest[0] if rest else 0
         self._do("activation", first, up, act, n, code, parts=elementwise.parts_of(n))
         return self._products(act, {"mlp.down": None}, {"mlp.down": "mlp.raw"})[0]
 

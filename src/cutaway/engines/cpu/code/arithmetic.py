@@ -6,7 +6,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
-from cutaway.engines.cpu.vectors import (
+from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
     FLOAT_LANES,
     FLOATS,
@@ -14,7 +14,6 @@ from cutaway.engines.cpu.vectors import (
     I32,
     I64,
     INT_LANES,
-    LANES,
     first_lanes,
     fma,
     lane_sum,
@@ -24,6 +23,7 @@ from cutaway.engines.cpu.vectors import (
     operation,
     splat,
 )
+from cutaway.engines.cpu.processor import LANES
 
 
 @operation(FLOATS, ADDRESS, types.int64)
@@ -103,6 +103,13 @@ def where_negative(builder: Any, tested: Any, negative: Any, other: Any) -> Any:
 def total(builder: Any, vector: Any) -> Any:
     """The sum of the lanes, added in pairs."""
     return lane_sum(builder, vector)
+
+
+@operation(types.float32, types.float32)
+def root(builder: Any, number: Any) -> Any:
+    """The square root of one number."""
+    kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.sqrt.f32"), [number])
 
 
 @operation(types.float32, FLOATS)

@@ -11,13 +11,12 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import register_jitable
 
-from cutaway.engines.cpu.vectors import (
+from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
     I8,
     I32,
     I64,
     fma,
-    has,
     lane_sum,
     lanes,
     load,
@@ -26,24 +25,9 @@ from cutaway.engines.cpu.vectors import (
     put_one,
     splat,
 )
+from cutaway.engines.cpu.processor import KEPT_BYTES, LANES, PASS_LANES, STRETCH, TILE_LEFT, TILE_RIGHT
 
-SUM_LANES = 16  # one AVX-512 register, two of AVX2, four of NEON
-_WIDE = ir.VectorType(ir.FloatType(), SUM_LANES)
-
-
-def _tile() -> tuple[int, int, int]:
-    """How many lanes are summed in one pass, and how many rows of each side at once.
-
-    A register's lanes, so that as many sums as there are registers run beside each other for as few loads as can be;
-    the sixteen sums of a narrower processor are done in passes over the rows. Measured on one core with AVX-512, rows
-    of 576 in the first-level cache: 8 × 3 ran at 92 GFLOP/s, 6 × 4 at 81, 4 × 3 at 73; OpenBLAS reached 74.
-    """
-    if has("avx512f"):
-        return 16, 8, 3
-    return (8, 4, 3) if has("avx2") else (4, 4, 3)
-
-
-PASS_LANES, TILE_LEFT, TILE_RIGHT = _tile()
+_WIDE = ir.VectorType(ir.FloatType(), LANES)
 
 
 def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]]:
@@ -65,14 +49,14 @@ def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]
     ) -> dict[tuple[int, int], Any]:
         lefts = [builder.gep(left, [builder.mul(left_step, I64(i))]) for i in range(n_left)]
         rights = [builder.gep(right, [builder.mul(right_step, I64(j))]) for j in range(n_right)]
-        zeros = ir.Constant(_WIDE, [0.0] * SUM_LANES)
+        zeros = ir.Constant(_WIDE, [0.0] * LANES)
         sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
         for pair in pairs:  # also where this is emitted inside a loop
             builder.store(zeros, sums[pair])
         if resumed is not None:
             with builder.if_then(builder.icmp_signed("!=", resumed, I64(0))):
                 for k, pair in enumerate(pairs):
-                    builder.store(load(builder, builder.gep(kept, [I64(4 * SUM_LANES * k)]), _WIDE), sums[pair])
+                    builder.store(load(builder, builder.gep(kept, [I64(4 * LANES * k)]), _WIDE), sums[pair])
 
         def add(a: list[Any], b: list[Any], sums: dict[tuple[int, int], Any]) -> None:
             for i, j in pairs:
@@ -88,11 +72,11 @@ def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]
                     into,
                 )
 
-        if PASS_LANES == SUM_LANES:
-            walk(0, SUM_LANES, sums)
+        if PASS_LANES == LANES:
+            walk(0, LANES, sums)
         else:
             kind = ir.VectorType(ir.FloatType(), PASS_LANES)
-            for first_lane in range(0, SUM_LANES, PASS_LANES):
+            for first_lane in range(0, LANES, PASS_LANES):
                 part = {}  # these lanes of the sums, where they lie among the others
                 for pair, place in sums.items():
                     lane = builder.gep(builder.bitcast(place, ir.FloatType().as_pointer()), [I32(first_lane)])
@@ -136,9 +120,9 @@ def lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
     Halves are added upon halves as there, but of two vectors at a time, the second's halves beside the first's.
     """
     count = len(vectors)
-    if count == 1 or count & (count - 1) or count > SUM_LANES:
+    if count == 1 or count & (count - 1) or count > LANES:
         return [lane_sum(builder, vector) for vector in vectors]
-    width = SUM_LANES
+    width = LANES
     while width > count:  # each vector by itself, until all together fit one
         vectors = [_added(builder, v, v, [*range(width // 2)], [*range(width // 2, width)]) for v in vectors]
         width //= 2
@@ -214,7 +198,7 @@ def _stretches(n_left: int, n_right: int) -> Any:
         with builder.if_else(builder.icmp_signed("!=", unfinished, I64(0))) as (more, done):
             with more:
                 for k, place in enumerate(sums.values()):
-                    target = builder.bitcast(builder.gep(kept, [I64(4 * SUM_LANES * k)]), _WIDE.as_pointer())
+                    target = builder.bitcast(builder.gep(kept, [I64(4 * LANES * k)]), _WIDE.as_pointer())
                     builder.store(builder.load(place), target, align=4)
             with done:
                 for i, row in enumerate(_totals(builder, sums, n_left, n_right)):
@@ -228,8 +212,6 @@ def _stretches(n_left: int, n_right: int) -> Any:
 
 _tile_stretch = _stretches(TILE_LEFT, TILE_RIGHT)
 _column_stretch = _stretches(TILE_LEFT, 1)
-STRETCH = 768  # floats of a row multiplied at a time: TILE_LEFT such rows stay in the first-level cache
-KEPT_BYTES = 4 * SUM_LANES * TILE_LEFT  # of the sums kept between stretches, for each right row
 
 
 _tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
@@ -281,7 +263,7 @@ def long_dots_of_group(
         dots_of_group(left, step, n_left, right, step, n_right, width, out, right_out)
         return
     stretches = (width + STRETCH - 1) // STRETCH
-    length = ((width + stretches - 1) // stretches + SUM_LANES - 1) // SUM_LANES * SUM_LANES
+    length = ((width + stretches - 1) // stretches + LANES - 1) // LANES * LANES
     begin = 0
     while begin < width:
         here, resumed = min(length, width - begin), begin
@@ -306,7 +288,7 @@ def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
     row, the values `[keys, …]` and theirs, the number of keys, the results and their bytes from row to row.
     """
     weights, weights_step, values, values_step, keys, out, out_step = given
-    zeros = ir.Constant(_WIDE, [0.0] * SUM_LANES)
+    zeros = ir.Constant(_WIDE, [0.0] * LANES)
     pairs = [(i, j) for i in range(n_rows) for j in range(n_vectors)]
     sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
     for place in sums.values():
@@ -314,14 +296,14 @@ def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
     rows = [builder.gep(weights, [builder.mul(weights_step, I64(i))]) for i in range(n_rows)]
     with cgutils.for_range(builder, keys) as loop:
         here = builder.gep(values, [builder.mul(loop.index, values_step)])
-        parts = [load(builder, builder.gep(here, [I64(4 * SUM_LANES * j)]), _WIDE) for j in range(n_vectors)]
+        parts = [load(builder, builder.gep(here, [I64(4 * LANES * j)]), _WIDE) for j in range(n_vectors)]
         for i, row in enumerate(rows):
             single = load(builder, builder.gep(row, [builder.shl(loop.index, I64(2))]), ir.FloatType())
             weight = splat(builder, single)
             for j, part in enumerate(parts):
                 builder.store(fma(builder, weight, part, builder.load(sums[i, j])), sums[i, j])
     for (i, j), pointer in sums.items():
-        offset = builder.add(builder.mul(out_step, I64(i)), I64(4 * SUM_LANES * j))
+        offset = builder.add(builder.mul(out_step, I64(i)), I64(4 * LANES * j))
         target = builder.bitcast(builder.gep(out, [offset]), _WIDE.as_pointer())
         builder.store(builder.load(pointer), target, align=4)
     return ir.Constant(I8.as_pointer(), None)

@@ -15,19 +15,19 @@ from typing import Any
 from llvmlite import ir
 
 from cutaway.engines.blocks import BLOCKS
-from cutaway.engines.cpu.vectors import (
+from cutaway.engines.cpu.code.vectors import (
     FLOAT_LANES,
     I8,
     I16,
     I32,
     INT_LANES,
-    LANES,
     fma,
     half_to_single,
     lanes,
     load,
     splat,
 )
+from cutaway.engines.cpu.processor import LANES
 
 _SINGLE = ir.FloatType()
 

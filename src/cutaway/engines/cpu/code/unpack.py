@@ -13,21 +13,20 @@ from numba import types
 from numba.core import cgutils
 
 from cutaway.engines.blocks import BLOCKS
-from cutaway.engines.cpu.stored import ONE, VECTORS, Stored, block_of
-from cutaway.engines.cpu.sums import lane_sums
-from cutaway.engines.cpu.vectors import (
+from cutaway.engines.cpu.code.stored import ONE, VECTORS, Stored, block_of
+from cutaway.engines.cpu.code.sums import lane_sums
+from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
     FLOAT_LANES,
     I8,
     I32,
     I64,
-    LANES,
     fma,
-    has,
     load,
     load_some,
     operation,
 )
+from cutaway.engines.cpu.processor import LANES, has
 
 _AHEAD = 4096  # bytes: one page, at whose end a processor's own fetching ahead stops
 _LINE = 64  # bytes fetched at a time

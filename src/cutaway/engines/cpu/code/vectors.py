@@ -15,8 +15,6 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
-import llvmlite.binding as llvm
-import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -24,7 +22,7 @@ from numba.core.datamodel import models
 from numba.core.errors import TypingError
 from numba.extending import intrinsic, overload, register_model
 
-LANES = 16
+from cutaway.engines.cpu.processor import LANES, has
 
 I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _HALF_TO_SINGLE = 2.0**112  # from a half's exponent, biased by 15, to a single's, biased by 127
@@ -111,14 +109,6 @@ def lane_sum(builder: Any, vector: Any) -> Any:
         high = builder.shuffle_vector(vector, vector, lanes(list(range(half, count))))
         vector = builder.fadd(low, high)
     return builder.extract_element(vector, I32(0))
-
-
-def has(feature: str) -> bool:
-    """Whether kernels are compiled for a processor with this LLVM feature: the one here, or as Numba is told."""
-    told = numba.config.CPU_FEATURES  # NUMBA_CPU_FEATURES; empty where NUMBA_CPU_NAME is "generic"
-    if told is not None:
-        return f"+{feature}" in told.split(",")
-    return bool(llvm.get_host_cpu_features().get(feature))
 
 
 # Without the instructions LLVM would call a function that is not there.

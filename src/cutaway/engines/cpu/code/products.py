@@ -1,0 +1,72 @@
+"""Products with stored weights, of one row of x or of a thousand."""
+
+from collections.abc import Callable
+
+from numba.extending import register_jitable
+
+from cutaway.engines.cpu.code.arithmetic import floats_upto, put_upto
+from cutaway.engines.cpu.code.sums import long_dots_of_group
+from cutaway.engines.cpu.code.unpack import stored_dots, stored_row, unpack_row
+from cutaway.engines.cpu.code.vectors import address, arguments
+from cutaway.engines.cpu.processor import FEW, KEPT_BYTES, LANES, PANEL, TILE_LEFT, strip
+
+strip_rows = register_jitable(strip)
+
+
+def few_rows(kind: str) -> Callable[[int, int, int], None]:
+    """The kernel of `kind` for up to FEW rows of x: y[t, o] = x[t] · w[o].
+
+    Arguments: the stored weight's address, its bytes from row to row, the address of its order or 0, d_out,
+    d_in; the address of x, float32 `[n_x, d_in]`, and n_x; the address of y, float32 `[n_x, d_out]`.
+    """
+
+    def few_rows_kernel(given: int, part: int, parts: int) -> None:
+        rows, row_bytes, order, d_out, d_in, x, n_x, y = arguments(given, 8)
+        groups, step = (d_out + 3) // 4, d_out * 4
+        begin, stop = groups * part // parts * 4, min(groups * (part + 1) // parts * 4, d_out)
+        xs, target = address(x), address(y)
+        if n_x == 1:
+            stored_dots(kind, 1, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
+        elif n_x <= 3:
+            stored_dots(kind, 3, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
+        else:
+            stored_dots(kind, FEW, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
+
+    return few_rows_kernel
+
+
+def many_rows(kind: str) -> Callable[[int, int, int], None]:
+    """The kernel of `kind` for any number of rows of x; arguments as those of `few_rows`, and a scratch.
+
+    The scratch is float32 `[parts, many_rows_scratch(d_in, n_x)]`; it is given as its address and its second size.
+    """
+
+    def many_rows_kernel(given: int, part: int, parts: int) -> None:
+        rows, row_bytes, order, d_out, d_in, x, n_x, y, scratch, scratch_size = arguments(given, 10)
+        step, strip = d_in * 4, strip_rows(d_in, n_x)
+        w = address(scratch) + 4 * scratch_size * part
+        kept = w + TILE_LEFT * step
+        results = kept + strip * KEPT_BYTES
+        groups = (d_out + TILE_LEFT - 1) // TILE_LEFT
+        begin, stop = groups * part // parts * TILE_LEFT, min(groups * (part + 1) // parts * TILE_LEFT, d_out)
+        at = 0
+        while at < n_x:
+            n_here, panel = min(n_x - at, strip), begin
+            xs = address(x) + at * step
+            while panel < stop:
+                wide = min(PANEL, stop - panel)
+                inside = 0
+                while inside < wide:
+                    taken = min(TILE_LEFT, wide - inside)
+                    for i in range(taken):
+                        unpack_row(kind, stored_row(rows, row_bytes, order, panel + inside + i), w + i * step, d_in)
+                    long_dots_of_group(w, taken, xs, n_here, d_in, kept, results + inside * 4, PANEL * 4)
+                    inside += taken
+                for row in range(n_here):
+                    source, target = results + row * PANEL * 4, address(y) + ((at + row) * d_out + panel) * 4
+                    for i in range(0, wide, LANES):
+                        put_upto(target + i * 4, floats_upto(source + i * 4, wide - i), wide - i)
+                panel += wide
+            at += n_here
+
+    return many_rows_kernel
