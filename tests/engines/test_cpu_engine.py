@@ -342,7 +342,8 @@ def test_an_engine_that_cannot_be_had_is_refused_with_the_choices(name, dtype, t
         make_engine(name, dtype)
 
 
-def test_without_numba_numpy_computes_and_says_so(monkeypatch):
+def test_without_numba_numpy_computes_and_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUTAWAY_CACHE", str(tmp_path))  # where no kernel has been compiled yet
     monkeypatch.setitem(sys.modules, "numba", None)
     for module in [name for name in sys.modules if name.startswith("cutaway.engines.cpu.")]:
         monkeypatch.delitem(sys.modules, module)

@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway.engines.blocks import BLOCKS, dequantise
-from cutaway.engines.cpu import elementwise, threads
+from cutaway.engines.cpu import compiling, elementwise, threads
+from cutaway.engines.cpu.code.native import object_of
+from cutaway.engines.cpu.code.unpack import stored_row, unpack_row
+from cutaway.engines.cpu.code.vectors import address, arguments
 from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.processor import STRETCH, TILE_LEFT, TILE_RIGHT
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
-from cutaway.engines.cpu.sums import STRETCH, TILE_LEFT, TILE_RIGHT
-from cutaway.engines.cpu.unpack import stored_row, unpack_row
-from cutaway.engines.cpu.vectors import address, arguments
 from cutaway.errors import CutawayError
 
 KINDS = sorted(BLOCKS)
@@ -41,7 +42,9 @@ def unpack_tile(kind: str) -> Kernel:
         for row in range(n * part // parts, n * (part + 1) // parts):
             unpack_row(kind, stored_row(rows, row_bytes, order, row), address(out) + row * d_in * 4, d_in)
 
-    return Kernel(unpack_kernel, f"rows of {kind} weights", "q" * 6)
+    kernel = Kernel("unpack", "q" * 6, kind)
+    kernel._address = compiling._load(object_of(unpack_kernel))
+    return kernel
 
 
 def unpacked(kind: str, rows: np.ndarray, d_in: int, order: np.ndarray | None = None, parts: int = 1) -> np.ndarray:
@@ -290,11 +293,31 @@ def test_one_thread_and_two_give_the_same_bits():
 
 def test_kernels_are_compiled_once_and_kept_in_the_users_cache(tmp_path):
     first = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
-    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/**/*.nbc")}
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/*/*.kernel")}
     assert first.returncode == 0 and kept
     again = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
     assert again.stdout == first.stdout
-    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/**/*.nbc")} == kept
+    assert {file: file.stat().st_mtime_ns for file in tmp_path.glob("kernels/*/*.kernel")} == kept
+
+
+def test_a_damaged_kernel_is_compiled_anew(tmp_path):
+    first = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
+    for file in tmp_path.glob("kernels/*/*.kernel"):
+        file.write_bytes(file.read_bytes()[:-9])
+    again = run("print(first)", CUTAWAY_CACHE=str(tmp_path))
+    assert again.returncode == 0 and again.stdout == first.stdout != "", again.stderr
+
+
+def test_kernels_that_are_kept_are_loaded_without_numba(tmp_path):
+    run("", CUTAWAY_CACHE=str(tmp_path))
+    again = run("print('numba' in sys.modules)", CUTAWAY_CACHE=str(tmp_path))
+    assert again.stdout == "False\n", again.stderr
+
+
+def test_kernels_of_another_processor_are_not_loaded(tmp_path):
+    run("", CUTAWAY_CACHE=str(tmp_path))
+    run("", CUTAWAY_CACHE=str(tmp_path), NUMBA_CPU_NAME="generic")
+    assert len(list(tmp_path.glob("kernels/*"))) == 2
 
 
 def test_a_home_that_cannot_be_written_still_computes(tmp_path):
@@ -332,7 +355,7 @@ ELSEWHERE = """
 import numpy as np
 from cutaway.engines.blocks import BLOCKS, dequantise
 from cutaway.engines.cpu.engine import CpuEngine
-from cutaway.engines.cpu.sums import TILE_LEFT, TILE_RIGHT
+from cutaway.engines.cpu.processor import TILE_LEFT, TILE_RIGHT
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Linear
 from cutaway.engines.weights import Weight

@@ -29,7 +29,10 @@ def make_engine(name: str = "auto", dtype: Any = None) -> Engine:
     if name == "numpy" or (name == "auto" and wanted == np.float64):
         return NumpyEngine(wanted)
     try:
+        from cutaway.engines.cpu.compiling import require_compiler
         from cutaway.engines.cpu.engine import CpuEngine
+
+        require_compiler()
     except ImportError as error:
         # Numba refuses a NumPy that is newer than itself in the same way as it is missing.
         if name == "cpu":

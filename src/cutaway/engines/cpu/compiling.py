@@ -142,10 +142,11 @@ def _file_name(name: str) -> str:
 def kernel_folder() -> Path | None:
     """Where the compiled kernels of this version are kept; None where nothing can be written.
 
-    Its name is a digest of all that goes into a kernel: our sources, the compiler's version, the processor.
+    Its name is a digest of all that goes into a kernel: our sources, the compiler's versions, the processor.
     """
-    told = f"{version('llvmlite')} {_numba_version()} {sys.platform} {sorted(name_and_features()[1].items())}"
-    digest = hashlib.sha256(f"{told} {name_and_features()[0]}".encode())
+    processor, features = name_and_features()
+    versions = [_version(package) for package in ("llvmlite", "numba", "numpy")]
+    digest = hashlib.sha256(f"{versions} {sys.platform} {processor} {sorted(features.items())}".encode())
     here = Path(__file__).parent
     shared = (here / "processor.py", here / "shared_words.py", here.parent / "blocks.py")
     for source in [*sorted((here / "code").glob("*.py")), *shared]:
@@ -158,9 +159,19 @@ def kernel_folder() -> Path | None:
     return folder
 
 
-def _numba_version() -> str:
+def require_compiler() -> None:
+    """Raise ImportError where kernels are yet to be compiled and Numba cannot be imported, or refuses this NumPy.
+
+    Kernels that these very versions have compiled before show that they can.
+    """
+    folder = kernel_folder()
+    if folder is None or not any(folder.glob("*.kernel")):
+        import numba  # noqa: F401
+
+
+def _version(package: str) -> str:
     try:
-        return version("numba")
+        return version(package)
     except PackageNotFoundError:
         return ""
 
