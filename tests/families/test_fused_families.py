@@ -1,4 +1,4 @@
-"""Every family's tiny model on the cpu engine, by fused layers and by stages: the same bits, and the reference's numbers.
+"""Every family on the cpu engine, by fused layers and by stages: the same bits, and the reference engine's numbers.
 
 That the reference computes what `transformers` computes is tested beside this.
 """
