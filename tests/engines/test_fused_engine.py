@@ -6,18 +6,21 @@ import subprocess
 import sys
 import threading
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from both_ways import Poisoned, Side, assert_same_bits, showable
+from both_ways import ByStages, Poisoned, Side, assert_same_bits, showable
+from cutaway.engines.cpu import threads
 from cutaway.engines.cpu.block import MOST_PROGRAMS
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.protocol import Scoring
 from cutaway.forward.cache import KVCache
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
+from cutaway.spec import FeedForwardSpec, RotarySpec
 from random_models import LLAMA, random_ids, random_model, random_weights, with_attention
 
 WINDOWED = with_attention(LLAMA, window=9)
@@ -91,6 +94,29 @@ def test_threads_that_decode_at_once_each_get_what_they_get_alone() -> None:
         sys.setswitchinterval(interval)
     for found, expected in zip(results, alone, strict=True):
         assert found is not None and np.array_equal(found, expected)
+
+
+def test_a_layer_large_enough_for_all_threads_has_the_same_bits_whoever_helps() -> None:
+    """Again and again, so that helpers come and go; then by the calling thread alone, as on a busy machine."""
+    attention = replace(LLAMA.layers[0].attention, n_heads=8, n_kv_heads=4, d_head=32, rotary=RotarySpec(10_000.0, 32))
+    layer = replace(LLAMA.layers[0], attention=attention, feed_forward=FeedForwardSpec(700, "silu", gated=True))
+    spec = replace(LLAMA, d_model=256, layers=(layer, layer))
+    engine, side = CpuEngine(), Side(ByStages(), spec, random_weights(spec, 0, "float32"), 1)
+    side.run([random_ids(spec, 250)], (), [0])
+    parameters, cache = Parameters(spec, side.parameters.stored, engine), KVCache(spec, engine)
+    transformer(engine, spec, parameters, [random_ids(spec, 250)], caches=[cache])
+    pool = threads._the_pool()
+    for length in (1, 4, 20):
+        ids = random_ids(spec, length)
+        expected = side.run([ids], (), [0])[0]["final"]
+        for time in range(80):
+            if time == 60:
+                pool._alone_until = float("inf")
+            ran = transformer(engine, spec, parameters, [ids], caches=[cache])
+            assert ran.fused == {0, 1} and np.array_equal(ran.final, expected)
+            cache.truncate(250)
+        pool._alone_until = 0.0 if threads.thread_count() > 1 else float("inf")
+        side.caches[0].truncate(250)
 
 
 def test_two_clients_of_one_model_get_the_texts_that_they_get_alone() -> None:
@@ -222,3 +248,12 @@ def test_without_libgomp_or_any_layer_of_numba_the_bits_are_the_same(
     assert run(SMALL_MACHINE, CUTAWAY_THREADS="2") == plain
     assert run(SMALL_MACHINE, CUTAWAY_THREADS="1", CUTAWAY_CACHE=str(blocked / "kept"), TMPDIR=str(temporary)) == plain
     assert blocked.read_text() == "not a folder"
+
+
+def test_one_thread_and_two_give_the_real_model_the_same_bits() -> None:
+    script = """
+model = cutaway.load("smollm2-135m", engine="cpu")
+print([model.trace(list(range(length))).logits.tobytes().hex()[:4000] for length in (1, 7)])
+"""
+    one, two = (run(script, CUTAWAY_THREADS=count) for count in ("1", "2"))
+    assert one == two != ""

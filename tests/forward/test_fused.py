@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from both_ways import ByStages, Poisoned, Side, assert_both_ways_agree, assert_same_bits, can_fuse, same_bits, showable
+from both_ways import (
+    NOT_SHOWN,
+    ByStages,
+    Poisoned,
+    Side,
+    assert_both_ways_agree,
+    assert_same_bits,
+    can_fuse,
+    same_bits,
+    showable,
+)
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.weights import Weight
+from cutaway.forward.parameters import Parameters
+from cutaway.forward.transformer import transformer
 from cutaway.points import Point, points_of
 from cutaway.spec import (
     ACTIVATIONS,
@@ -32,6 +44,7 @@ from random_models import (
     GPT2,
     LLAMA,
     POST,
+    NotingTap,
     random_ids,
     random_model,
     random_weights,
@@ -139,6 +152,27 @@ def test_each_point_may_be_looked_at_alone_while_all_else_lies_in_the_scratch(na
         found, ran = fused.run(ids, [point])
         assert ran.fused == {0, 1}
         assert_same_bits(found, {key: expected[key] for key in found})
+
+
+class Noting(NotingTap):
+    """Notes what is shown and needs no stages, in its order."""
+
+    shown = NotingTap.shown - NOT_SHOWN
+
+    def at(self, layer: int) -> "Noting":
+        return Noting(layer, self.seen)
+
+
+@every_spec
+def test_points_are_shown_in_the_order_of_the_stages(spec: ModelSpec) -> None:
+    """Who looks for the first number that is none is told the same place."""
+    orders = []
+    for kind in (Poisoned, ByStages):
+        engine, tap = kind(), Noting()
+        parameters = Parameters(spec, random_weights(spec, 0, "float32"), engine)
+        transformer(engine, spec, parameters, texts(spec, 2), tap=tap)
+        orders.append([point for point in tap.seen if point.name in tap.shown])
+    assert orders[0] == orders[1]
 
 
 def test_a_layer_that_mixes_kinds_of_weights_has_the_bits_of_the_stages() -> None:
