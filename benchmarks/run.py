@@ -232,6 +232,7 @@ def main() -> None:
             results.append(result)
             told("  " + line(result))
     except KeyboardInterrupt:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # `timeout` sends it twice
         told("\nstopped; this is what was measured")
     finally:
         benchmark.close()
