@@ -19,7 +19,9 @@ from both_ways import assert_both_ways_agree
 from cutaway.checkpoints.load import load_checkpoint
 from cutaway.checkpoints.sources import locate
 from cutaway.engines.cpu import attend, compiling, elementwise, layer_program
-from cutaway.engines.cpu.arithmetic import everywhere, exponential, fused, over, plus, times
+from cutaway.engines.cpu.code import attend as attend_code
+from cutaway.engines.cpu.code import elementwise as elementwise_code
+from cutaway.engines.cpu.code.arithmetic import everywhere, exponential, fused, over, plus, times
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.cpu.program import Task
 from cutaway.spec import NormSpec
@@ -29,7 +31,7 @@ Change = Callable[[pytest.MonkeyPatch], None]
 
 
 def wrong_gelu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both ways at once: GELU's slope at zero taken from another approximation."""
+    """In both ways at once: GELU's slope, a thousandth steeper."""
 
     @register_jitable
     def gelu(x):  # type: ignore[no-untyped-def]
@@ -37,18 +39,18 @@ def wrong_gelu(monkeypatch: pytest.MonkeyPatch) -> None:
         inner = fused(times(times(x, x), x), everywhere(np.float32(0.044715)), x)
         return over(x, plus(one, exponential(times(inner, everywhere(np.float32(-1.5957691 * CHANGED))))))
 
-    monkeypatch.setattr(elementwise, "_gelu_tanh", gelu)
+    monkeypatch.setattr(elementwise_code, "_gelu_tanh", gelu)
 
 
 def key_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the fused layer's attention: each row sees the key after its last, where there is one."""
-    weigh = attend._weigh
+    weigh = attend_code._weigh
 
     @register_jitable
     def weigh_more(row, width, first, last, scale, growth, cap):  # type: ignore[no-untyped-def]
         weigh(row, width, first, last + 1, scale, growth, cap)
 
-    monkeypatch.setattr(attend, "_weigh", weigh_more)
+    monkeypatch.setattr(attend_code, "_weigh", weigh_more)
 
 
 def fused_eps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,11 +91,11 @@ CASES = {"gpt2": GPT2[6], "llama": LLAMA[7]}  # their eps is large enough to be 
 def compiled_anew(module: Any, name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This kernel of a module as the module is now, compiled into a folder of its own."""
     kernels = module.kernels()
-    layout = kernels[name]._pack.__self__.format
-    monkeypatch.setattr(compiling, "_kernel_folder", lambda: str(folder))
-    changed = compiling.Kernel(getattr(module, f"_{name}"), name, layout)
-    assert changed.address != kernels[name].address
-    assert list(folder.glob("**/*.nbc"))
+    usual = kernels[name]
+    monkeypatch.setattr(compiling, "kernel_folder", lambda: folder)
+    changed = compiling.Kernel(usual._source, usual._pack.__self__.format)
+    assert changed.address != usual.address
+    assert list(folder.glob("*.kernel"))
     monkeypatch.setattr(module, "kernels", lambda: {**kernels, name: changed})
 
 
