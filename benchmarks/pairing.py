@@ -1,5 +1,6 @@
 """Measuring two sides in turns, and how much of the machine others took meanwhile."""
 
+import math
 import os
 import statistics
 import subprocess
@@ -16,11 +17,11 @@ REST = 0.3  # seconds between turns: threads of OpenMP spin for up to 0.2 after 
 
 @dataclass(frozen=True)
 class Turn:
-    """One run of each side, and how many processors other processes (or the host) took meanwhile; None: not known."""
+    """One run of each side, and how many processors other processes (or the host) took meanwhile."""
 
     ours: float
     theirs: float | None
-    elsewhere: float | None
+    elsewhere: float  # NaN: not known
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Turns:
     @property
     def elsewhere(self) -> float | None:
         """Processors that others took, median."""
-        known = [turn.elsewhere for turn in self.kept if turn.elsewhere is not None]
+        known = [turn.elsewhere for turn in self.kept if not math.isnan(turn.elsewhere)]
         return statistics.median(known) if known else None
 
 
@@ -59,19 +60,27 @@ def in_turns(
     turns: list[Turn] = []
     processes = list(processes)
     while len(turns) < most and sum(_is_quiet(turn, quiet) for turn in turns) < repeats:
-        time.sleep(REST)
-        before = Usage.now(processes)
-        first = ours()
-        time.sleep(REST if theirs is not None else 0)
-        second = theirs() if theirs is not None else None
-        turns.append(Turn(first, second, Usage.now(processes).elsewhere_since(before)))
+        first, *others = _watched(ours, processes)
+        second = None
+        if theirs is not None:
+            second, *later = _watched(theirs, processes)
+            others = [sum(pair) for pair in zip(others, later, strict=True)]
+        turns.append(Turn(first, second, others[0] / others[1]))
         told(sum(_is_quiet(turn, quiet) for turn in turns), sum(not _is_quiet(turn, quiet) for turn in turns))
-    kept = sorted(turns, key=lambda turn: turn.elsewhere or 0.0)[:repeats]
+    kept = sorted(turns, key=lambda turn: 0.0 if math.isnan(turn.elsewhere) else turn.elsewhere)[:repeats]
     return Turns([turn for turn in turns if turn in kept], len(turns) - len(kept))
 
 
+def _watched(run: Run, processes: list[int]) -> tuple[float, float, float]:
+    """The seconds of a run; meanwhile, processor seconds of others (NaN: not known), and seconds on the clock."""
+    time.sleep(REST)
+    before = Usage.now(processes)
+    seconds = run()
+    return seconds, *Usage.now(processes).others_since(before)
+
+
 def _is_quiet(turn: Turn, most: float) -> bool:
-    return turn.elsewhere is None or turn.elsewhere <= most
+    return math.isnan(turn.elsewhere) or turn.elsewhere <= most
 
 
 @dataclass(frozen=True)
@@ -95,11 +104,12 @@ class Usage:
         own += used.user + used.system + used.children_user + used.children_system
         return cls(time.perf_counter(), (user + nice + system + irq + softirq + steal) / tick, own)
 
-    def elsewhere_since(self, before: "Usage") -> float | None:
-        if self.all is None or before.all is None:
-            return None
+    def others_since(self, before: "Usage") -> tuple[float, float]:
+        """Processor seconds that others took, NaN where not known, and the seconds that passed."""
         passed = max(self.clock - before.clock, 1e-9)
-        return max(0.0, (self.all - before.all) - (self.own - before.own)) / passed
+        if self.all is None or before.all is None:
+            return math.nan, passed
+        return max(0.0, (self.all - before.all) - (self.own - before.own)), passed
 
 
 def _processor_seconds(process: int) -> float:

@@ -86,16 +86,16 @@ def test_what_transformer_lens_keeps_is_all_found_in_the_model(part: Any) -> Non
 
 
 class Clock:
-    """Others take what is listed, turn by turn; each side's runs take what is listed."""
+    """Each run lasts a second, in which others take what is listed for its pair."""
 
     def __init__(self, elsewhere: list[float]) -> None:
-        self.elsewhere = iter(elsewhere)
+        self.elsewhere = iter([share for share in elsewhere for _ in range(2)])
 
     def now(self, processes: Any) -> "Clock":
         return self
 
-    def elsewhere_since(self, before: "Clock") -> float:
-        return next(self.elsewhere)
+    def others_since(self, before: "Clock") -> tuple[float, float]:
+        return next(self.elsewhere), 1.0
 
 
 def turns(part: Any, monkeypatch: Any, elsewhere: list[float], ours: list[float], most: int) -> Any:
