@@ -56,7 +56,7 @@ export interface Flow {
 }
 
 const LABEL = 34; // above a box: its name and its shape
-const NARROWEST = 1010;
+const NARROWEST = 870;
 
 /** Names of the boxes, as people say them. */
 const NAMES: Record<string, string> = {
