@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
+from cutaway.trace.score import Score, Scorer, Scoring, scores
+from cutaway.trace.sweep import Sweeping, sweep
+from cutaway.trace.sweep_folder import SweepFolder
 from cutaway.trace.verify import Check, verify
 
 EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
@@ -149,6 +152,52 @@ class Model:
         """
         told, asked = self._asked(prompt, points, positions, None, heads, edits)
         return billed(self._machine, told, asked)
+
+    @overload
+    def sweep(
+        self, prompts: Any, points: Points = None, *, to: None = None, **settings: Unpack[Sweeping]
+    ) -> Iterator[Any]: ...
+
+    @overload
+    def sweep(
+        self, prompts: Any, points: Points = None, *, to: str | Path, **settings: Unpack[Sweeping]
+    ) -> SweepFolder: ...
+
+    def sweep(
+        self, prompts: Any, points: Points = None, *, to: str | Path | None = None, **settings: Unpack[Sweeping]
+    ) -> Iterator[Any] | SweepFolder:
+        """Run many prompts, packed, and give the trace of each, in order; what `trace` gives of it alone.
+
+        `prompts` are a list, an iterator, or the name of a file (.jsonl, or text with one on each line); `points`,
+        `positions`, `heads`, `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"),
+        or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
+        `tokens_per_pass` tokens (2048).
+
+        With `to` the results go to files of that folder, which is returned: in constant memory, and run again after
+        being killed it goes on where it was. Files hold about `shard_tokens` tokens (16,384); `layout` is "prompts",
+        "rows" (`[tokens, d]` for dictionary learning) or "table" (Parquet, numbers only), `dtype` that of the floats.
+        Raises CutawayError as `trace` does, naming the prompt, and for a folder that holds something else.
+        """
+        return sweep(self._machine, self.prompt, prompts, points, to, settings, read_edits(settings.get("edits", ())))
+
+    def score(self, text: PromptLike, **settings: Unpack[Scoring]) -> Score:
+        """How likely the model finds each token of a text, given those before it; see `scores`."""
+        return next(self.scores([text], **settings))
+
+    def scores(self, texts: Any, **settings: Unpack[Scoring]) -> Iterator[Score]:
+        """The log-probability of each token of many texts (a list, an iterator, or a file as in `sweep`), packed.
+
+        In float64, exactly normalised; a text gets the same in any company. A text longer than `context` tokens (those
+        that the model was made for) is read in windows of that many, which move on by `stride` (half of them): every
+        token is scored once, with at least `context - stride` tokens before it, from the second window on.
+        `against` another model of the same vocabulary gives the Kullback-Leibler divergence of each prediction too.
+        Raises CutawayError for encoders, and as `trace` does, naming the text.
+        """
+        other = settings.get("against")
+        if other is not None and not isinstance(other, Model):
+            raise CutawayError(f"against is a model as cutaway.load gives it, not {type(other).__name__}.")
+        pair = None if other is None else other._scorer
+        return scores(self._scorer, texts, settings.get("context"), settings.get("stride"), pair)
 
     def embed(self, texts: Sequence[PromptLike], *, pooling: Pooling = "mean", unit: bool = False) -> np.ndarray:
         """One vector for each text (or list of ids), `[n, d]`: the mean of its tokens' last rows, or the first row.
@@ -285,6 +334,13 @@ class Model:
     def _machine(self) -> Machine:
         piece = self.piece if self._tokenizer is not None else None
         return Machine(self.engine, self.spec, self.parameters, piece)
+
+    @property
+    def _scorer(self) -> Scorer:
+        def read(text: PromptLike) -> Prompt:
+            return read_prompt(text, self.spec, lambda: self.tokenizer, self._pieces, any_length=True)
+
+        return Scorer(self._machine, read, self._tokenizer)
 
     def _asked(
         self,

@@ -28,6 +28,14 @@ COMMANDS: dict[str, tuple[str, str]] = {
         'cutaway sample "The capital of France is"',
     ),
     "chat": ("Talk with a chat model.", 'cutaway chat "Say hello." --temperature 0'),
+    "score": (
+        "Say how likely a model finds texts: each token, and the perplexity of a corpus.",
+        'cutaway score "The capital of France is Paris."',
+    ),
+    "sweep": (
+        "Run a file of prompts and keep points of every pass in a folder.",
+        'cutaway sweep prompts.txt --point "layers.*.resid_post | mean" --to swept',
+    ),
     "serve": ("Open the live page: type a text and watch a model think.", "cutaway serve"),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),
     "models": ("List the models that are here, and those that can be fetched.", "cutaway models"),

@@ -108,7 +108,7 @@ def make_plan(
         chosen = find_points(plain, spec)
         some = _reductions(reducing, spec)
     if not tokens:
-        if points is not None and any(str(pattern) == "tokens" for pattern in _listed(points)):
+        if points is not None and any(str(pattern) == "tokens" for pattern in listed(points)):
             raise CutawayError("The prompt was given as vectors: there are no tokens to capture.")
         chosen = [point for point in chosen if point.name != "tokens"]
     plan = Plan(tuple(chosen), frozenset(), stored, tuple(some), altered, some_rows)
@@ -146,7 +146,8 @@ def _on_the_way(point: Point) -> list[Point]:
     return [point] if point.name in ("attn.head_out", "logits") else []
 
 
-def _listed(points: Pattern | Iterable[Pattern]) -> list[Pattern]:
+def listed(points: Pattern | Iterable[Pattern]) -> list[Pattern]:
+    """One pattern or several, as a list. Raises CutawayError for anything else."""
     if isinstance(points, str | Point) or callable(points):
         return [points]
     if not isinstance(points, Iterable):
@@ -158,7 +159,7 @@ def _parted(points: Pattern | Iterable[Pattern]) -> tuple[list[Pattern], list[tu
     """The patterns that name whole values, and those with a reduction."""
     plain: list[Pattern] = []
     reducing: list[tuple[str, str]] = []
-    for pattern in _listed(points):
+    for pattern in listed(points):
         if isinstance(pattern, str) and "|" in pattern:
             address, _, how = pattern.partition("|")
             reducing.append((address.strip(), how))

@@ -20,9 +20,17 @@ def is_vectors(prompt: Any) -> bool:
 
 
 def read_prompt(
-    prompt: PromptLike, spec: ModelSpec, tokenizer: Callable[[], Tokenizer], pieces: Callable[[Sequence[int]], Any]
+    prompt: PromptLike,
+    spec: ModelSpec,
+    tokenizer: Callable[[], Tokenizer],
+    pieces: Callable[[Sequence[int]], Any],
+    *,
+    any_length: bool = False,
 ) -> Prompt:
-    """What would be run for `prompt`. Raises CutawayError for what cannot be run."""
+    """What would be run for `prompt`. Raises CutawayError for what cannot be run.
+
+    With `any_length` it may be longer than learned positions reach: it is then run in parts.
+    """
     if isinstance(prompt, str):
         encoding = tokenizer().explain(prompt)
         ids, added, text = encoding.ids, encoding.reason, prompt
@@ -38,7 +46,8 @@ def read_prompt(
                 f"Token id {token} at position {position} is outside the vocabulary of {spec.name}, "
                 f"which has ids 0 to {spec.vocab_size - 1}."
             )
-    _refuse_too_long(len(ids), spec)
+    if not any_length:
+        _refuse_too_long(len(ids), spec)
     return Prompt(tuple(ids), tuple(pieces(ids)), added, text)
 
 

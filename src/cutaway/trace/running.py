@@ -74,12 +74,12 @@ def traced(
     """
     engine, parameters = machine.engine, machine.parameters
     if editing is None:
-        editing = Editing(asked.edits, machine.spec, len(prompt.ids), unedited=_unedited(machine, prompt, asked))
+        editing = Editing(asked.edits, machine.spec, len(prompt.ids), unedited=unedited_run(machine, prompt, asked))
     spec = editing.spec
     layout = Layout.of([len(prompt.ids)], None if cache is None else [cache.length])
     plan, cut = prepared if prepared is not None else planned(spec, asked, layout, editing)
     if prepared is None and asked.spill is None:
-        past, dtype = layout.segments[0].position, _dtype(engine)
+        past, dtype = layout.segments[0].position, value_type(engine)
         bill(plan, spec, layout.rows, cut, dtype, past=past, edited=editing.altered).refuse_over(asked.limit)
     spill = None if asked.spill is None else Spill(asked.spill)
     recorder = Recorder(engine, layout, plan.kept, spec=spec, reduced=plan.taken(spec), cut=cut, spill=spill)
@@ -93,7 +93,7 @@ def traced(
         ran = transformer(engine, spec, parameters, [sequence], caches=caches, tap=tap, rows=rows, types=asked.types)
         recorder.finish()
         whole = sequence if cache is None else np.asarray(cache.ids)
-        last = _finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)
+        last = finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)
         editing.finish(edited.done, layout.segments[0].end)
     return Trace(
         engine,
@@ -108,7 +108,7 @@ def traced(
         machine.piece,
         heads=cut.heads,
         cut=cut,
-        edited=Edited(machine.spec, edited.done, last, _rerun(machine, prompt, asked, whole, editing))
+        edited=Edited(machine.spec, edited.done, last, rerun(machine, prompt, asked, whole, editing))
         if editing.edits
         else None,
         fused_layers=ran.fused,
@@ -134,17 +134,19 @@ def billed(machine: Machine, prompt: Prompt, asked: Watching) -> Bill:
     editing = Editing(asked.edits, machine.spec, len(prompt.ids), unedited=lambda points: None)
     layout = Layout.of([len(prompt.ids)])
     plan, cut = planned(editing.spec, asked, layout, editing)
-    return bill(plan, editing.spec, layout.rows, cut, _dtype(machine.engine), edited=editing.altered)
+    return bill(plan, editing.spec, layout.rows, cut, value_type(machine.engine), edited=editing.altered)
 
 
-def _unedited(machine: Machine, prompt: Prompt, asked: Watching) -> Callable[[list[Point]], Trace]:
+def unedited_run(machine: Machine, prompt: Prompt, asked: Watching) -> Callable[[list[Point]], Trace]:
+    """What runs the same prompt without edits, for those that take their values from there."""
+
     def run(points: list[Point]) -> Trace:
         return traced(machine, prompt, Watching(points, types=asked.types, vectors=asked.vectors))
 
     return run
 
 
-def _rerun(
+def rerun(
     machine: Machine, prompt: Prompt, asked: Watching, whole: np.ndarray, editing: Editing
 ) -> Callable[[Sequence[Edit]], np.ndarray | None]:
     """The same text from its beginning under other edits: the last logits."""
@@ -152,7 +154,7 @@ def _rerun(
     def run(edits: Sequence[Edit]) -> np.ndarray | None:
         told = prompt if asked.vectors is not None else Prompt(tuple(whole.tolist()), (), "")
         again = Watching((), types=asked.types, vectors=asked.vectors)
-        base = _unedited(machine, told, again)
+        base = unedited_run(machine, told, again)
         others = Editing(edits, machine.spec, editing.length, grows=editing.grows, unedited=base)
         with warnings.catch_warnings():  # the run itself has told what it had to tell
             warnings.simplefilter("ignore", UserWarning)
@@ -161,7 +163,7 @@ def _rerun(
     return run
 
 
-def _finite_results(
+def finite_results(
     engine: Engine,
     spec: ModelSpec,
     parameters: Parameters,
@@ -203,7 +205,7 @@ def _heads(heads: Any, spec: ModelSpec) -> tuple[int, ...] | None:
     return chosen if chosen is None else tuple(chosen)
 
 
-def _dtype(engine: Engine) -> np.dtype:
+def value_type(engine: Engine) -> np.dtype:
     """The type in which values come out of an engine."""
     return engine.numpy(engine.empty((1,))).dtype
 
