@@ -210,7 +210,7 @@ codes = []
 for _ in range(15):
     child = os.fork()
     if child == 0:
-        signal.alarm(60)  # one that waits for a lock would wait for ever
+        signal.alarm(250)  # one that waits for a lock would wait for ever
         os._exit(0 if told() == expected else 9)
     codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 done.set()

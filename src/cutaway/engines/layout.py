@@ -8,7 +8,6 @@ row by row, in one fixed order whatever stands beside it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -95,7 +94,7 @@ class Layout:
         """T: the tokens of all sequences together."""
         return self.blocks[-1].stop if self.blocks else 0
 
-    @cached_property
+    @property  # not kept: up to Python 3.11 a forked child may wait for ever for the lock of a cached one
     def positions(self) -> np.ndarray:
         """The position of every row in its own sequence, `int64 [T]`."""
         return np.concatenate([np.arange(s.position, s.end) for s in self.segments])
