@@ -49,6 +49,12 @@ class Stored:
         """One float16, as float32."""
         return half_to_single(self._builder, self._builder.zext(self._load(offset, I16), I32))
 
+    def two_halves(self, offset: int) -> tuple[Any, Any]:
+        """Two float16 side by side, as float32: one conversion for a block's scale and offset."""
+        pair = self._load(offset, ir.VectorType(I16, 2))
+        both = half_to_single(self._builder, self._builder.zext(pair, ir.VectorType(I32, 2)))
+        return tuple(self._builder.extract_element(both, I32(i)) for i in range(2))
+
     def single(self, offset: int) -> Any:
         """One float32."""
         return self._load(offset, _SINGLE)
@@ -177,7 +183,7 @@ def _q4_0(b: Stored) -> Iterator[Any]:
 
 
 def _q4_1(b: Stored) -> Iterator[Any]:
-    d, m, packed = b.half(0), b.half(2), b.bytes(4)
+    (d, m), packed = b.two_halves(0), b.bytes(4)
     for half in range(2):
         yield b.scaled_plus(b.minus(b.bits(packed, 4 * half, 15), 0), d, m)
 
@@ -190,7 +196,7 @@ def _q5_0(b: Stored) -> Iterator[Any]:
 
 
 def _q5_1(b: Stored) -> Iterator[Any]:
-    d, m, packed = b.half(0), b.half(2), b.bytes(8)
+    (d, m), packed = b.two_halves(0), b.bytes(8)
     for half in range(2):
         fifth = b.word_bits(4, 16 * half)
         yield b.scaled_plus(b.minus(b.joined(b.bits(packed, 4 * half, 15), fifth, 4), 0), d, m)
@@ -203,7 +209,7 @@ def _q8_0(b: Stored) -> Iterator[Any]:
 
 
 def _q2_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.half(80), b.half(82)
+    d, dmin = b.two_halves(80)
     for group in range(16):
         low, s = b.bytes(16 + group // 8 * 32 + group % 2 * 16), b.byte(group)
         scale, offset = b.product(d, b.number(b.bits(s, 0, 15))), b.product(dmin, b.number(b.bits(s, 4, 15)))
@@ -231,7 +237,7 @@ def _six_bits(b: Stored, group: int) -> tuple[Any, Any]:
 
 
 def _q4_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.half(0), b.half(2)
+    d, dmin = b.two_halves(0)
     for group in range(8):
         s, o = _six_bits(b, group)
         scale, offset = b.product(d, b.number(s)), b.product(dmin, b.number(o))
@@ -241,7 +247,7 @@ def _q4_k(b: Stored) -> Iterator[Any]:
 
 
 def _q5_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.half(0), b.half(2)
+    d, dmin = b.two_halves(0)
     for group in range(8):
         s, o = _six_bits(b, group)
         scale, offset = b.product(d, b.number(s)), b.product(dmin, b.number(o))

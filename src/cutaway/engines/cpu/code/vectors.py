@@ -122,19 +122,21 @@ def half_to_single(builder: Any, bits: Any) -> Any:
     mends, also for denormals; infinities and NaNs get the exponent of all ones.
     """
     integer = bits.type
-    single = FLOAT_LANES if isinstance(integer, ir.VectorType) else ir.FloatType()
+    count = integer.count if isinstance(integer, ir.VectorType) else 0
+
+    def of(lane: ir.Type) -> ir.Type:
+        return ir.VectorType(lane, count) if count else lane
+
+    single = of(ir.FloatType())
     if _CONVERTS_HALVES:  # one instruction
-        half = ir.VectorType(ir.HalfType(), LANES) if isinstance(integer, ir.VectorType) else ir.HalfType()
-        short = ir.VectorType(ir.IntType(16), LANES) if isinstance(integer, ir.VectorType) else ir.IntType(16)
-        return builder.fpext(builder.bitcast(builder.trunc(bits, short), half), single)
+        return builder.fpext(builder.bitcast(builder.trunc(bits, of(I16)), of(ir.HalfType())), single)
 
     def constant(value: int) -> ir.Constant:
-        return lanes([value] * LANES) if isinstance(integer, ir.VectorType) else ir.Constant(I32, value)
+        return lanes([value] * count) if count else ir.Constant(I32, value)
 
     size = builder.and_(bits, constant(0x7FFF))
     shifted = builder.shl(size, constant(13))
-    power = [_HALF_TO_SINGLE] * LANES
-    factor = lanes(power, ir.FloatType()) if single is FLOAT_LANES else ir.Constant(single, _HALF_TO_SINGLE)
+    factor = ir.Constant(single, [_HALF_TO_SINGLE] * count if count else _HALF_TO_SINGLE)
     finite = builder.bitcast(builder.fmul(builder.bitcast(shifted, single), factor), integer)
     special = builder.or_(shifted, constant(0x7F800000))
     chosen = builder.select(builder.icmp_unsigned(">=", size, constant(0x7C00)), special, finite)
