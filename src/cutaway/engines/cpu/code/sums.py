@@ -13,9 +13,12 @@ from numba.extending import register_jitable
 
 from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
+    AHEAD,
     I8,
     I32,
     I64,
+    LINE,
+    fetch,
     fma,
     lane_sum,
     lanes,
@@ -297,6 +300,8 @@ def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
     with cgutils.for_range(builder, keys) as loop:
         here = builder.gep(values, [builder.mul(loop.index, values_step)])
         parts = [load(builder, builder.gep(here, [I64(4 * LANES * j)]), _WIDE) for j in range(n_vectors)]
+        for ahead in range(AHEAD, AHEAD + 4 * LANES * n_vectors, LINE):
+            fetch(builder, builder.gep(here, [I64(ahead)]))
         for i, row in enumerate(rows):
             single = load(builder, builder.gep(row, [builder.shl(loop.index, I64(2))]), ir.FloatType())
             weight = splat(builder, single)

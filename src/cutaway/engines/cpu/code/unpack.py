@@ -17,19 +17,18 @@ from cutaway.engines.cpu.code.stored import ONE, VECTORS, Stored, block_of
 from cutaway.engines.cpu.code.sums import lane_sums
 from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
+    AHEAD,
     FLOAT_LANES,
     I8,
-    I32,
     I64,
+    LINE,
+    fetch,
     fma,
     load,
     load_some,
     operation,
 )
 from cutaway.engines.cpu.processor import LANES, has
-
-_AHEAD = 4096  # bytes: one page, at whose end a processor's own fetching ahead stops
-_LINE = 64  # bytes fetched at a time
 
 
 @operation(types.void, ADDRESS, ADDRESS, types.int64, constants=1)
@@ -132,8 +131,8 @@ def _few_dots(
         begin = builder.mul(loop.index, I64(4 * weights))
         for i, row in enumerate(rows):  # one after another: side by side, their vectors would not fit the registers
             place = builder.gep(row, [builder.mul(loop.index, I64(size))])
-            for ahead in range(_AHEAD, _AHEAD + size, _LINE):
-                _fetch(builder, builder.gep(place, [I64(ahead)]))
+            for ahead in range(AHEAD, AHEAD + size, LINE):
+                fetch(builder, builder.gep(place, [I64(ahead)]))
             for k, vector in enumerate(VECTORS[kind](Stored(builder, place))):
                 offset = builder.add(begin, I64(4 * LANES * k))
                 add(i, vector, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
@@ -176,10 +175,3 @@ def _end_of_row(builder: Any, kind: str, row: Any, width: Any) -> Any:
 
 def _least(builder: Any, one: Any, other: Any) -> Any:
     return builder.select(builder.icmp_signed("<", one, other), one, other)
-
-
-def _fetch(builder: Any, address: Any) -> None:
-    """Ask for the cache line at an address, which need not exist."""
-    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [address, I32(0), I32(3), I32(1)])  # to be read, into every level, data

@@ -239,3 +239,22 @@ def put_one(builder: Any, address: Any, value: Any) -> Any:
     """Store one float."""
     builder.store(value, builder.bitcast(address, ir.FloatType().as_pointer()), align=4)
     return ir.Constant(I8.as_pointer(), None)
+
+
+def fetch(builder: Any, place: Any) -> None:
+    """Ask for the cache line at a place, which need not exist."""
+    kind = ir.FunctionType(ir.VoidType(), [I8.as_pointer(), I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [place, I32(0), I32(3), I32(1)])  # to be read, into every level, data
+
+
+AHEAD = 4096  # bytes: one page, at whose end a processor's own fetching ahead stops
+LINE = 64  # bytes fetched at a time
+
+
+@operation(types.void, ADDRESS, types.int64)
+def fetch_ahead(builder: Any, place: Any, size: Any) -> Any:
+    """Ask for as many bytes, a page further on."""
+    with cgutils.for_range(builder, builder.sdiv(builder.add(size, I64(LINE - 1)), I64(LINE))) as loop:
+        fetch(builder, builder.gep(place, [builder.add(builder.mul(loop.index, I64(LINE)), I64(AHEAD))]))
+    return ir.Constant(I8.as_pointer(), None)
