@@ -21,7 +21,8 @@ def chromium() -> str:
     """Debian's Chromium, or the one that CUTAWAY_CHROMIUM names."""
     named = os.environ.get("CUTAWAY_CHROMIUM")
     found = named or shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert found, "these tests drive a browser: apt-get install chromium, or name one in CUTAWAY_CHROMIUM"
+    if not found:
+        pytest.skip("no Chromium here, which these tests drive: apt-get install chromium, or set CUTAWAY_CHROMIUM")
     return found
 
 
