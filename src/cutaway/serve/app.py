@@ -13,7 +13,9 @@ from starlette.routing import BaseRoute, Route
 
 from cutaway.errors import CutawayError
 from cutaway.serve.guard import LOOPBACK, Guard
+from cutaway.serve.keys import Keyed
 from cutaway.serve.models import TOY, Models
+from cutaway.serve.openai import OpenAI
 from cutaway.serve.owner import Owner
 from cutaway.serve.routes import Page
 from cutaway.serve.runs import MOST_BYTES, Runs
@@ -29,17 +31,22 @@ def make_app(
     hosts: Sequence[str] = LOOPBACK,
     waiting: int = 8,
     most_bytes: int = MOST_BYTES,
+    at_once: int = 8,
+    queued: int = 32,
+    api_key: str | None = None,
     more: Iterable[BaseRoute] = (),
 ) -> Guard:
     """The server as an ASGI application.
 
     `models` are those that may be chosen, `default` the one that the page opens (the toy answers until it is
     loaded). `longest` limits prompts in tokens, `waiting` the passes that may queue, `most_bytes` the runs that are
-    held. `hosts` are the names by which it may be called. `more` are further routes of the same server.
+    held. `hosts` are the names by which it may be called. `at_once` responses to programs share passes, `queued` more
+    may wait. With an `api_key` whoever does not give it is refused. `more` are further routes of the same server.
     """
     models = models if models is not None else Models()
     owner = Owner(waiting)
     page = Page(models, Runs(most_bytes), owner, longest, default)
+    programs = OpenAI(models, owner, default, at_once, queued)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -48,14 +55,15 @@ def make_app(
         with suppress(CutawayError):
             models.begin(models.check(default))
         yield
+        programs.close()
         owner.close()
 
     app = Starlette(
-        routes=[*more, *page.routes(), *_static_routes()],
+        routes=[*more, *programs.routes(), *page.routes(), *_static_routes()],
         lifespan=lifespan,
         exception_handlers={404: _nothing_there, 405: _wrong_method},
     )
-    return Guard(app, tuple(hosts))
+    return Guard(app if api_key is None else Keyed(app, api_key), tuple(hosts))
 
 
 def _static_routes() -> list[Route]:

@@ -10,6 +10,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cutaway.serve.openai.refusals import Refused, speaks_openai
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_BODY = 1_000_000  # bytes of a request
 
@@ -38,6 +40,9 @@ class Guard:
         refusal = self._refusal(scope, headers)
         if refusal is not None:
             status, sentence = refusal
+            if speaks_openai(scope["path"]):
+                await Refused(sentence, status).response()(scope, receive, send)
+                return
             kind = "too long" if status == 413 else "forbidden"
             await JSONResponse({"error": sentence, "kind": kind}, status)(scope, receive, send)
             return

@@ -36,6 +36,13 @@ class Owner:
             with self._lock:
                 self._held -= 1
 
+    def soon(self, work: Callable[[], None]) -> None:
+        """Run `work`, which tells of its errors itself, behind what waits already; it counts as no pass.
+
+        Raises RuntimeError where the owner is closed.
+        """
+        self._pool.submit(work)
+
     def close(self) -> None:
         """Let go of the thread; what waits is dropped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
