@@ -33,8 +33,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
         'cutaway score "The capital of France is Paris."',
     ),
     "sweep": (
-        "Run a file of prompts and keep points of every pass in a folder.",
-        'cutaway sweep prompts.txt --point "layers.*.resid_post | mean" --to swept',
+        "Run many prompts and keep the same points of every pass.",
+        'cutaway sweep "the cat sat" "a dog ran home" --point "layers.*.resid_post | norm"',
     ),
     "serve": ("Open the live page: type a text and watch a model think.", "cutaway serve"),
     "pull": ("Fetch a model, so that later runs need no network.", "cutaway pull smollm2-135m"),

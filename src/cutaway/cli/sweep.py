@@ -1,15 +1,26 @@
-"""`cutaway sweep`: run many prompts and write what was asked for to a folder, resumable."""
+"""`cutaway sweep`: run many prompts, and show what was asked for of each or write it to a folder, resumable."""
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cutaway.cli.arguments import add_model, load_model, print_json
+from cutaway.errors import CutawayError
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
+
+_SHOWN = 6  # numbers of a value that stand on its line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", type=Path, help="the prompts: .jsonl, or text with one prompt on each line")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    parser.add_argument("texts", nargs="*", metavar="TEXT", help="the prompts")
+    parser.add_argument(
+        "--file", type=Path, metavar="FILE", help="prompts from a file: .jsonl, or text with one prompt on each line"
+    )
+    parser.add_argument(
+        "--to", type=Path, metavar="FOLDER", help="write the values there; run again after a kill, it goes on"
+    )
     parser.add_argument(
         "--point",
         action="append",
@@ -26,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--layout",
-        default="prompts",
         metavar="NAME",
         help="prompts (if not given), rows (for dictionary learning) or table (Parquet, one number each)",
     )
@@ -35,20 +45,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    positions = _numbers("--positions", options.positions)
-    heads = _numbers("--heads", options.heads)
+    if bool(options.texts) == (options.file is not None):
+        given = "Both prompts and --file were given" if options.texts else "There is no prompt"
+        raise CutawayError(f"{given}: give one or more texts in quotation marks, or --file.")
+    if options.to is None and (options.layout is not None or options.values is not None or options.json):
+        raise CutawayError("--layout, --values and --json are about files; say where they go with --to FOLDER.")
+    settings: dict[str, Any] = {
+        "positions": _numbers("--positions", options.positions),
+        "heads": _numbers("--heads", options.heads),
+        "edits": options.edit,
+        "reduce": options.reduce,
+    }
+    prompts = options.texts or options.file
     model = load_model(options)
-    folder = model.sweep(
-        options.file,
-        options.point,
-        to=options.to,
-        positions=positions,
-        heads=heads,
-        edits=options.edit,
-        reduce=options.reduce,
-        layout=options.layout,
-        dtype=options.values,
-    )
+    if options.to is None:
+        for index, trace in enumerate(model.sweep(prompts, options.point, **settings)):
+            _draw(index, trace)
+        return 0
+    layout = {"layout": options.layout or "prompts", "dtype": options.values}
+    folder = model.sweep(prompts, options.point, to=options.to, **settings, **layout)
     told: dict[str, Any] = {
         "folder": str(folder.path),
         "prompts": len(folder),
@@ -68,9 +83,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _numbers(option: str, text: str | None) -> list[int] | None:
-    from cutaway.errors import CutawayError
+def _draw(index: int, trace: "Trace") -> None:
+    """One prompt: of each value its shape and its first numbers."""
+    from cutaway.trace.page import Page, numbers
+    from cutaway.trace.trace import shortened
 
+    page = Page.on()
+    text = "" if trace.prompt.text is None else f" {shortened(trace.prompt.text, 60)}"
+    page.line(f"{index}{text}, {len(trace.prompt.ids):,} tokens")
+    for address in trace.points:
+        value = trace[address]
+        shape = ", ".join(map(str, value.shape))
+        line = numbers(value.reshape(-1)[:_SHOWN].tolist(), _SHOWN)
+        page.line(f"  {address:<36} [{shape}]{line.plain}{' …' if value.size > _SHOWN else ''}")
+
+
+def _numbers(option: str, text: str | None) -> list[int] | None:
     if text is None:
         return None
     words = text.replace(",", " ").split()

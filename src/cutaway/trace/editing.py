@@ -240,7 +240,7 @@ class _EditedLayer:
                 elements, changed = before.size, int(np.count_nonzero(after != before))
             self._pass.done[index].count(point, elements, changed)
             if changed:
-                value = engine.array(after) if after.dtype.kind == "f" else after
+                value = as_shown(engine, value, after)
         return value
 
     def _edited_rows(self, point: Point, value: Array, segment: int, start: int) -> Array:
@@ -260,3 +260,15 @@ class _EditedLayer:
                 elements = changed = int(np.count_nonzero(seen)) * value.shape[0]
             self._pass.done[index].count(point, elements, changed)
         return value
+
+
+def as_shown(engine: Engine, value: Array, after: np.ndarray) -> Array:
+    """`after` in the place of `value`, its numbers lying in memory as those of `value` do.
+
+    Products of arrays that lie otherwise may round otherwise; what an edit leaves alone must keep its bits.
+    """
+    if not isinstance(value, np.ndarray):  # an engine with arrays of its own
+        return engine.array(after) if after.dtype.kind == "f" else after
+    laid = np.empty_like(value)
+    laid[...] = after
+    return laid

@@ -95,7 +95,7 @@ def traced(
         whole = sequence if cache is None else np.asarray(cache.ids)
         last = finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)
         editing.finish(edited.done, layout.segments[0].end)
-    return Trace(
+    trace = Trace(
         engine,
         spec,
         parameters,
@@ -113,6 +113,10 @@ def traced(
         else None,
         fused_layers=ran.fused,
     )
+    # Taps refer to one another in a ring, which is found only now and then: what they hold would pile up.
+    recorder.kept.clear()
+    edited.known.clear()
+    return trace
 
 
 def planned(spec: ModelSpec, asked: Watching, layout: Layout, editing: Editing) -> tuple[Plan, Cut]:

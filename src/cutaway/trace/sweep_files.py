@@ -257,5 +257,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
             raise CutawayError(
                 f"Another process is sweeping into {folder}; wait for it, or give another folder."
             ) from None
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)

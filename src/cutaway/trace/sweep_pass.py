@@ -14,7 +14,7 @@ from cutaway.points import POINTS, Point, Tap
 from cutaway.spec import ModelSpec
 from cutaway.trace.bill import Bill, bill
 from cutaway.trace.edited import Edited
-from cutaway.trace.editing import EditedPass, Editing
+from cutaway.trace.editing import EditedPass, Editing, as_shown
 from cutaway.trace.plan import Plan
 from cutaway.trace.recorder import Cut, Recorder
 from cutaway.trace.running import Machine, Watching, finite_results, planned, rerun, unedited_run, value_type
@@ -116,7 +116,7 @@ class _Part:
         if self._edited is not None:
             again = rerun(machine, self._prompt, self._asked, ids, editing)
             told = Edited(machine.spec, self._edited.done, last, again)
-        return Trace(
+        trace = Trace(
             machine.engine,
             spec,
             machine.parameters,
@@ -132,6 +132,11 @@ class _Part:
             edited=told,
             fused_layers=ran.fused,
         )
+        # Taps refer to one another in a ring, which is found only now and then: what they hold would pile up.
+        self._recorder.kept.clear()
+        if self._edited is not None:
+            self._edited.known.clear()
+        return trace
 
 
 class InPrompt(CutawayError):
@@ -186,8 +191,7 @@ class Apart:
         if all(new is old for new, old in zip(after, parts, strict=True)):
             return value
         self._before = None
-        whole = np.concatenate([self._numpy(part) for part in after], axis=axis)
-        return self._engine.array(whole) if whole.dtype.kind == "f" else whole
+        return as_shown(self._engine, value, np.concatenate([self._numpy(part) for part in after], axis=axis))
 
     def _parts(self, name: str, value: Array) -> tuple[int, list[Any]]:
         axis = 0 if name == "pooler.out" else POINTS[name].shape.index("T")
@@ -231,7 +235,8 @@ class _ApartLayer:
 
 
 def _copied(part: Any) -> Any:
-    return part.copy() if isinstance(part, np.ndarray) else part.clone()  # the torch engine's tensors
+    """A copy that lies in memory as the same value of a pass over this sequence alone does: products round by that."""
+    return part.copy(order="K") if isinstance(part, np.ndarray) else part.clone()  # the torch engine's tensors
 
 
 def _parted(ran: Pass, layout: Layout, asked: Sequence[int]) -> Iterator[Pass]:
