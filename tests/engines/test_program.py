@@ -59,13 +59,14 @@ def test_each_phase_sees_all_that_the_one_before_it_did(helped: bool) -> None:
     program.set("cells", place(cells))
     program.set("out", place(out))
     program.set("no such place", 1)
-    set_parts = program.setter("parts of the last")
+    parts_stand_at = program.indices("parts of the last")
     pool = threads._the_pool()
     before = pool._alone_until
     try:
         for run in range(600):
             pool._alone_until = 0.0 if helped and threads.thread_count() > 1 else float("inf")
-            set_parts(1 + run % 10)
+            for index in parts_stand_at:
+                program.words[index] = 1 + run % 10
             program.run()
             assert (cells == 2 * (run + 1)).all()
             assert (out == 2 * run + 1).all()
@@ -76,7 +77,7 @@ def test_each_phase_sees_all_that_the_one_before_it_did(helped: bool) -> None:
 def test_a_place_with_an_offset_is_set_wherever_it_stands() -> None:
     cells = np.zeros(40, np.float32)
     program = Program([[Task(count(), (Place("cells", 40), 10, 0.5)), Task(count(), (Place("cells"), 10, 2.0))]])
-    program.setter("cells")(place(cells))
+    program.set("cells", place(cells))
     program.run()
     program.set("cells", place(cells) + 80)
     program.run()

@@ -9,7 +9,7 @@ heads, H_kv key/value heads, R query rows of one attention block, S keys that it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -60,8 +60,7 @@ class Scoring:
     cap: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Attended:
+class Attended(NamedTuple):
     """One segment's share in a fused layer: `length` rows, the first at `position`; what they see, by which rule.
 
     `keys` and `values` `[H_kv, room, width]` hold `position` tokens already, and have room for those of the rows.

@@ -35,5 +35,6 @@ def _attended(run: Run, spec: AttentionSpec, layer: int, segment: Segment) -> At
     else:
         keys = run.engine.empty((spec.n_kv_heads, segment.length, spec.d_head))
         values = run.engine.empty((spec.n_kv_heads, segment.length, spec.value_width))
-    rule = run.remembered((spec, segment), lambda: scoring(spec, segment, slice(0, segment.length)))
+    # By the spec's identity: it outlives the run, and to hash it for each layer takes longer than a small kernel.
+    rule = run.remembered((id(spec), segment.start), lambda: scoring(spec, segment, slice(0, segment.length)))
     return Attended(segment.length, segment.position, keys, values, rule)

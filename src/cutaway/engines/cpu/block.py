@@ -48,13 +48,22 @@ class _Rule:
         self.start = int(first.min()) // LANES * LANES
         self.first, self.last, self.growth = place(first), place(last), 0 if growth is None else place(growth)
         self._alive = (first, last, growth)
+        self._parts: tuple[tuple[int, int], tuple[int, int, int]] = ((0, 0), (0, 0, 0))
+
+    def parts(self, scores: int, width: int, seen: int) -> tuple[int, int, int]:
+        """In how many parts dots, weights and mixes of so many scores are done; mostly asked for the same again."""
+        if self._parts[0] != (scores, width):
+            products = attend.attention_parts(scores * width)
+            parts = (min(products, -(-seen // TILE_LEFT)), attend.attention_parts(scores * LANES), products)
+            self._parts = ((scores, width), parts)
+        return self._parts[1]
 
 
 class Layers:
     """The programs of an engine's layers, and the scratch that they share. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._scratch: dict[str, np.ndarray] = {}
+        self._scratch: dict[str, tuple[np.ndarray, int]] = {}  # with where it lies
         self._moved = 0  # how often a part of the scratch has moved
         self._rules: dict[int, _Rule] = {}  # by segment; all layers of a pass have the same, or few
         self._turn: tuple[Turn | None, int, int] = (None, 0, 0)
@@ -75,7 +84,9 @@ class Layers:
         out = np.empty(x.shape, np.float32)
         with own_turn():
             program = self._program(engine, spec, weights, lengths)
-            shown = {name: np.empty(program.shapes[name], np.float32) for name in program.arrays_for(tap.shown)}
+            shown = {}
+            if tap.shown:
+                shown = {name: np.empty(program.shapes[name], np.float32) for name in program.arrays_for(tap.shown)}
             if x is self._last[0]:
                 program.set("x", self._last[1])
             else:
@@ -115,7 +126,7 @@ class Layers:
         sizes = {name: prod(shape) for name, shape in program.shapes.items()} | program.scratch
         for name, size in sizes.items():
             if name != "resid_post":
-                program.set(name, place(shown[name] if name in shown else self._room(name, size)))
+                program.set(name, place(shown[name]) if name in shown else self._place_of_room(name, size))
         program.bound = -1 if shown else self._moved
 
     def _set_turn(self, program: LayerProgram, turn: Turn) -> None:
@@ -136,31 +147,29 @@ class Layers:
         if wanted:
             pattern = np.empty((heads, part.length, end), np.float32)
             pattern[:, :, : rule.start] = 0.0
-        scores = pattern if pattern is not None else self._room(f"scores {index}", size)
         places = program.cached(index, part.keys, part.values)
-        work = size * width
+        scores = place(pattern) if pattern is not None else self._place_of_room(places.scores, size)
         places.set_all(
             places.keys + part.position * places.key_step,
             places.values + part.position * places.value_step,
             end,
             rule.start,
-            place(scores),
+            scores,
             rule.first,
             rule.last,
             rule.growth,
-            min(attend.attention_parts(work), -(-(end - rule.start) // TILE_LEFT)),
-            attend.attention_parts(size * LANES),
-            attend.attention_parts(work),
+            *rule.parts(size, width, end - rule.start),
         )
         return pattern
 
-    def _room(self, name: str, size: int) -> np.ndarray:
-        """A float32 scratch, kept from call to call; what it holds is arbitrary."""
+    def _place_of_room(self, name: str, size: int) -> int:
+        """Where a float32 scratch lies, kept from call to call; what it holds is arbitrary."""
         kept = self._scratch.get(name)
-        if kept is None or kept.size < size:
+        if kept is None or kept[0].size < size:
             self._moved += 1  # before the old one goes
-            kept = self._scratch[name] = np.empty(max(size, 2 * (0 if kept is None else kept.size)), np.float32)
-        return kept
+            room = np.empty(max(size, 2 * (0 if kept is None else kept[0].size)), np.float32)
+            kept = self._scratch[name] = (room, place(room))
+        return kept[1]
 
     def _show(
         self,

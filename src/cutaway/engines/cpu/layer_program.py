@@ -46,7 +46,9 @@ class SegmentPlaces:
             ("value head", values.strides[0]),
         ):
             program.set(f"{name} {index}", value)
-        self._setters = [program.setter(f"{name} {index}") for name in _SET_EACH_TIME]
+        self.scores = f"scores {index}"  # the name of their scratch
+        self._words = program.words
+        self._indices = [program.indices(f"{name} {index}") for name in _SET_EACH_TIME]
 
     def are_of(self, keys: np.ndarray, values: np.ndarray) -> bool:
         """Whether these are the places of these very arrays."""
@@ -54,8 +56,10 @@ class SegmentPlaces:
 
     def set_all(self, *numbers: int) -> None:
         """What is set before every run, in the order of `_SET_EACH_TIME`."""
-        for setter, number in zip(self._setters, numbers, strict=True):
-            setter(number)
+        words = self._words
+        for indices, number in zip(self._indices, numbers, strict=True):
+            for index in indices:
+                words[index] = number
 
 
 class LayerProgram:

@@ -7,9 +7,7 @@ words, as the pool reads it.
 
 import ctypes
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from cutaway.engines.cpu.compiling import Kernel
 from cutaway.engines.cpu.threads import launch_phases
@@ -50,8 +48,8 @@ class Program:
         tables, position = [], 0
         at_tasks = len(words)
         n_tasks = len(starts)
-        self._words = (ctypes.c_int64 * (at_tasks + 3 * n_tasks + 2 * len(phases)))()
-        first = ctypes.addressof(self._words)
+        self.words = (ctypes.c_int64 * (at_tasks + 3 * n_tasks + 2 * len(phases)))()
+        first = ctypes.addressof(self.words)
         for phase in phases:
             tables += [first + 8 * (at_tasks + 3 * position), len(phase)]
             for task in phase:
@@ -64,24 +62,16 @@ class Program:
             if isinstance(word, Place):
                 self._places.setdefault(word.name, []).append((index, word.offset))
             else:
-                self._words[index] = word if isinstance(word, int) else _bits(word)
+                self.words[index] = word if isinstance(word, int) else _bits(word)
 
     def set(self, name: str, value: int) -> None:
         """Give a place its value for the runs to come; a name that the program does not use is ignored."""
         for index, offset in self._places.get(name, ()):
-            self._words[index] = value + offset
+            self.words[index] = value + offset
 
-    def setter(self, name: str) -> Callable[[int], None]:
-        """The same as `set`, for a place that is set very often."""
-        words, places = self._words, self._places.get(name, [])
-        if len(places) == 1 and places[0][1] == 0:
-            return partial(words.__setitem__, places[0][0])
-
-        def put(value: int) -> None:
-            for index, offset in places:
-                words[index] = value + offset
-
-        return put
+    def indices(self, name: str) -> list[int]:
+        """Where in `words` the value of a place stands, for one that is set very often and nowhere has an offset."""
+        return [index for index, offset in self._places.get(name, ()) if offset == 0]
 
     def run(self) -> None:
         """All phases, in order, by the whole pool."""
