@@ -147,7 +147,9 @@ def _asked(
 
 
 def _prompts(prompt: object) -> tuple[str | list[int], ...]:
-    """A text, several, the ids of one, or those of several."""
+    """A text, several, the ids of one, or those of several; none of them empty."""
+    if prompt == "" or (isinstance(prompt, list) and ("" in prompt or [] in prompt)):
+        raise Refused("The prompt is empty; it must have at least one character or token.", param="prompt")
     if isinstance(prompt, str):
         return (prompt,)
     if isinstance(prompt, list) and prompt:
@@ -155,7 +157,7 @@ def _prompts(prompt: object) -> tuple[str | list[int], ...]:
             return (_ids(prompt),)
         if all(isinstance(one, str) for one in prompt):
             return tuple(prompt)
-        if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in prompt):
+        if all(isinstance(one, list) and all(type(token) is int for token in one) for one in prompt):
             return tuple(_ids(one) for one in prompt)
     raise Refused(
         "prompt must be a text, a list of texts, a list of token ids, or a list of such lists.", param="prompt"
