@@ -235,7 +235,7 @@ def measured_speed(model: str, repeats: int, tokens: int) -> dict:
 
 def measured_storm(requests: int) -> dict:
     """The storm, with the memory after its first fifth as the measure of the rest."""
-    with serving("--model", "toy") as (process, port):
+    with serving("--model", "toy", "--waiting", "8") as (process, port):
         asyncio.run(storm(port, process.pid, max(50, requests // 5), seed=1))  # what is held once is held
         begun = time.perf_counter()
         found = asyncio.run(storm(port, process.pid, requests))

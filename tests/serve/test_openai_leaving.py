@@ -178,7 +178,7 @@ def test_a_stream_that_fails_says_so_in_the_stream(monkeypatch):
 
 def test_in_a_storm_no_answer_is_wrong_none_is_missing_and_memory_stays(clients):
     """A server in a process of its own, as it is started on the command line; ended by SIGTERM."""
-    with clients.serving("--model", "toy") as (process, port):
+    with clients.serving("--model", "toy", "--waiting", "8") as (process, port):
         asyncio.run(clients.storm(port, process.pid, 50, seed=1))
         found = asyncio.run(clients.storm(port, process.pid, 150))
     assert found.wrong == []

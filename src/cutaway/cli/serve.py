@@ -10,8 +10,15 @@ from cutaway.errors import CutawayError
 
 KEY_VARIABLE = "CUTAWAY_API_KEY"
 
+PROGRAMS = """
+In another terminal, for a program (the openai package's client takes base_url="http://127.0.0.1:8710/v1"):
+  curl http://127.0.0.1:8710/v1/chat/completions -H "Content-Type: application/json" \\
+    -d '{"model": "smollm2-135m", "messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 40}'
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = f"{parser.epilog or ''}\n{PROGRAMS}".strip()
     parser.add_argument(
         "--model",
         metavar="MODEL",
