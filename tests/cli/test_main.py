@@ -3,10 +3,12 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -32,13 +34,29 @@ def test_the_help_of_a_command_has_a_purpose_and_an_example(here, name):
     assert example in ended.out
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "serve"])
 def test_the_example_of_a_command_works_when_it_is_pasted(cutaway, name):
     program, *arguments = shlex.split(COMMANDS[name][1])
     ended = cutaway(*arguments)
     assert program == "cutaway"
     assert ended.code == 0, ended.err
     assert ended.out
+
+
+def test_the_example_of_serve_answers_until_it_is_told_to_stop():
+    program, *arguments = shlex.split(COMMANDS["serve"][1])
+    assert program == "cutaway"
+    command = [sys.executable, "-u", "-m", "cutaway", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "BROWSER": "true"}) as server:
+        assert server.stdout is not None
+        try:
+            address = re.search(r"http://\S+", server.stdout.readline())
+            assert address
+            with urlopen(address.group(), timeout=60) as answer:
+                assert b"<title>Cutaway" in answer.read()
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(60) in (0, -signal.SIGTERM)  # once it is done, it ends by the signal that it was sent
 
 
 def test_the_version_is_that_of_the_package(cutaway):

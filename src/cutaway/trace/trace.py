@@ -179,6 +179,9 @@ class Trace(Connected):
     @property
     def last_logits(self) -> np.ndarray:
         """`[V]`: the scores of the next token after the whole prompt; CutawayError for an encoder without a head."""
+        return self._require_logits()
+
+    def _require_logits(self) -> np.ndarray:
         if self._last_logits is None:
             raise CutawayError(f"{self.spec.name} is an encoder without a head: it gives vectors, not logits.")
         return self._last_logits
@@ -194,7 +197,8 @@ class Trace(Connected):
             raise CutawayError(f"{count!r} next tokens were asked for; that must be a whole number, at least 1.")
         if count < 1:
             raise CutawayError(f"{count} next tokens were asked for; ask for at least 1.")
-        if self.has_logits and not self.predicts:
+        self._require_logits()
+        if not self.predicts:
             raise CutawayError(
                 f"{self.spec.name} reads in both directions: each row of its logits says what stands at that position, "
                 "and none says what comes next. Read `logits`."
