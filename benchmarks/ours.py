@@ -145,6 +145,21 @@ def capture_all(length: int, points: list[str]) -> Job:
     return run
 
 
+def sweep(prompts: int, length: int) -> Job:
+    """`model.sweep` over that many prompts, every layer's stream of each read and let go."""
+    model = loaded()
+    texts = [[(id + 13 * number) % model.spec.vocab_size for id in ids_of(length)] for number in range(prompts)]
+
+    def run() -> float:
+        begun = time.perf_counter()
+        for trace in model.sweep(texts, "layers.*.resid_post"):
+            held = [trace[address] for address in trace.points]
+            assert len(held) == model.spec.n_layers and held[0].shape[0] == length
+        return time.perf_counter() - begun
+
+    return run
+
+
 def read(threads: int, repeats: int) -> list[float]:
     """Seconds for all threads together to read the mapped file once, each time anew."""
     import numba
@@ -245,5 +260,5 @@ def written(place: Path) -> Iterator[Path]:
 
 
 if __name__ == "__main__":
-    makers = (decode, stream, prefill, logits, capture, capture_all, read, private_memory, folder)
+    makers = (decode, stream, prefill, logits, capture, capture_all, sweep, read, private_memory, folder)
     serve(about, {maker.__name__: maker for maker in makers})

@@ -197,7 +197,27 @@ def transformer_lens(file: str) -> tuple[About, Makers]:
             _, cache = bridge().run_with_cache(ids_of(length))
         return {name: list(value.shape) for name, value in cache.items() if hasattr(value, "shape")}
 
-    return lambda: _of_torch("transformer-lens", "transformers"), {"capture": capture, "kept": kept}
+    def sweep(prompts: int, length: int, batch: int) -> Job:
+        """A loop over the prompts, `batch` at a time, keeping every layer's stream of each."""
+        vocabulary, layers = bridge().cfg.d_vocab, bridge().cfg.n_layers
+        texts = torch.tensor(
+            [[(id + 13 * number) % vocabulary for id in example_ids(length, vocabulary)] for number in range(prompts)]
+        )
+
+        def run() -> float:
+            with torch.inference_mode():
+                begun = time.perf_counter()
+                for part in texts.split(batch):
+                    _, cache = bridge().run_with_cache(part, names_filter=lambda name: name.endswith("hook_resid_post"))
+                    held = [cache[f"blocks.{layer}.hook_resid_post"] for layer in range(layers)]
+                    if len(cache) != layers or held[0].shape[:2] != part.shape:
+                        raise RuntimeError(f"{len(cache)} values were kept, not the {layers} streams")
+                return time.perf_counter() - begun
+
+        return run
+
+    made = {"capture": capture, "kept": kept, "sweep": sweep}
+    return lambda: _of_torch("transformer-lens", "transformers"), made
 
 
 def stand_in(folder: str) -> Any:
