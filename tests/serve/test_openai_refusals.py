@@ -10,6 +10,7 @@ import pytest
 from live_server import client_of, live, write_speaker
 from starlette.testclient import TestClient
 
+from cutaway.cli import main
 from cutaway.generate import Batch
 from cutaway.serve import make_app
 from cutaway.serve.models import Models
@@ -38,7 +39,7 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
     [
         ({"prompt": None}, ["must be a text"]),
         ({"prompt": ""}, ["empty"]),
-        ({"prompt": []}, ["empty", "must be"]),
+        ({"prompt": []}, ["must be a text"]),
         ({"prompt": ["a", ""]}, ["empty"]),
         ({"prompt": ["a", 1]}, ["must be a text"]),
         ({"prompt": [97, True]}, ["must be a text"]),
@@ -80,6 +81,10 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
         ({"best_of": 3}, ["ask for n"]),
         ({"tools": []}, ["no field 'tools'"]),
         ({"maxtokens": 3}, ["no field 'maxtokens'"]),
+        ({"\ud800": 3}, ["no field"]),
+        ({"temperature": 10**400}, ["number from 0"]),
+        ({"top_p": -(10**400)}, ["number from 0"]),
+        ({"user": "me", "seed": "\ud800"}, ["seed"]),
         ({"model": None}, ["model is missing"]),
         ({"model": 3}, ["model is missing"]),
         ({"store": True}, ["not kept"]),
@@ -88,9 +93,6 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
 def test_a_completion_that_cannot_be_is_refused_with_the_field_and_the_reason(speaking, fields, words):
     body = json.dumps({"model": "speaker", "prompt": "a", **fields}).encode()
     answer = speaking.post("/v1/completions", content=body, headers={"content-type": "application/json"})
-    if fields == {"prompt": []}:
-        refused(answer, 400, "must be")
-        return
     refused(answer, 400, *words)
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -157,7 +159,7 @@ def test_a_response_without_a_limit_ends_with_the_context(speaking):
     assert speaking.post("/v1/completions", json=asked).json()["usage"]["completion_tokens"] == 6
 
 
-def test_a_model_without_a_template_does_not_chat_and_an_encoder_does_not_write(speaking):
+def test_a_model_without_a_template_does_not_chat(speaking):
     asked = {"model": "toy", "messages": [{"role": "user", "content": "a"}]}
     refused(speaking.post("/v1/chat/completions", json=asked), 400, "chat template")
 
@@ -229,6 +231,20 @@ def test_the_client_raises_its_own_errors():
         assert wrong.value.param == "temperature"
         with pytest.raises(openai.AuthenticationError, match="API key"):
             client_of(port, "wrong").models.list()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (["--at-once", "0"], "--at-once is 0"),
+        (["--waiting", "0"], "--waiting is 0"),
+        (["--drain", "-1"], "--drain is -1"),
+        (["--api-key", " "], "key is empty"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_before_anything_starts(capsys, options, word):
+    assert main(["serve", "--no-browser", "--port", "0", *options]) == 2
+    assert word in capsys.readouterr().err
 
 
 def test_a_full_queue_answers_429_and_those_that_wait_get_their_answers(monkeypatch, toy):

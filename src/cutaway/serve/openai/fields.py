@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from cutaway.serve.openai.refusals import Refused
@@ -70,7 +69,7 @@ class Fields:
         value = self.get(name)
         if value is None:
             return None
-        if type(value) not in (int, float) or not isfinite(value) or not low <= value <= high:
+        if type(value) not in (int, float) or not low <= value <= high:
             raise Refused(f"{name} is {shown(value)}; it must be a number from {low:g} to {high:g}.", param=name)
         return float(value)
 

@@ -1,6 +1,8 @@
 """Refusals in the form that clients of this interface understand: a status, and `{"error": {"message": …}}`."""
 
-from starlette.responses import JSONResponse
+import json
+
+from starlette.responses import Response
 
 from cutaway.errors import CutawayError
 
@@ -20,14 +22,14 @@ class Refused(CutawayError):
         kind = "server_error" if self.status >= 500 else _TYPES.get(self.status, "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """The answer to a request that is refused; a full queue says when to ask again."""
+    def response(self) -> Response:
+        """The answer to a request that is refused, in ASCII whatever it names; a full queue says when to ask again."""
         headers = {"Cache-Control": "no-store"}
         if self.status == 429:
             headers["Retry-After"] = "1"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return JSONResponse(self.body, self.status, headers)
+        return Response(json.dumps(self.body), self.status, headers, "application/json")
 
 
 def speaks_openai(path: str) -> bool:
