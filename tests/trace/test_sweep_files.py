@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import cutaway
 from cutaway import CutawayError
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.spec.catalog import llama_like
@@ -36,7 +37,8 @@ def test_a_folder_reads_like_a_list_of_what_each_prompt_gave(tmp_path):
         assert np.array_equal(found.pop("ids"), prompt)
         for point, value in found.items():
             assert value.dtype == alone[point].dtype and np.array_equal(value, alone[point])
-    assert np.array_equal(folder[-1]["ids"], PROMPTS[-1])
+    opened = cutaway.open_sweep(folder.path)
+    assert len(opened) == 60 and np.array_equal(opened[-1]["ids"], PROMPTS[-1])
     with pytest.raises(IndexError):
         folder[60]
     assert contents(folder.path).keys() == {"index.json", *(file.name for file in folder.files)}

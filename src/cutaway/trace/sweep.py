@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.forward.context import warn_beyond_context
 from cutaway.points import find_points
 from cutaway.progress import progress
 from cutaway.trace.bill import free_memory
@@ -56,7 +57,7 @@ class Sweep:
             advance(skipped)
             packed = Packed(self.machine, self.asked)
             for first, given, prompts in self._packs(packed, skipped):
-                traces = _naming(first, lambda prompts=prompts: packed.run(prompts))[::-1]  # type: ignore[misc]
+                traces = _traces(packed, first, prompts)[::-1]
                 for index, (raw, prompt) in enumerate(zip(given, prompts, strict=True)):
                     trace = traces.pop()  # so that it can go before the pack does
                     result = trace if self.reduce is None else _reduced(self.reduce, trace, first + index)
@@ -78,6 +79,7 @@ class Sweep:
                 cost = packed.bytes(prompt)
             except CutawayError as error:
                 raise CutawayError(f"Prompt {index}: {error}") from None
+            warn_beyond_context(self.machine.spec, 0, len(prompt.ids))
             over = tokens + len(prompt.ids) > self.tokens_per_pass or (room is not None and kept + cost > room)
             if prompts and over:
                 yield first, given, prompts
@@ -146,10 +148,10 @@ def _reduced(reduce: Callable[[Trace], Mapping[str, Any]], trace: Trace, index: 
     return {str(name): np.asarray(value) for name, value in made.items()}
 
 
-def _naming(first: int, run: Callable[[], Any]) -> Any:
-    """What `run` gives; an error about a prompt of the pack names its place in the whole sweep."""
+def _traces(packed: Packed, first: int, prompts: list[Prompt]) -> list[Trace]:
+    """One pass; an error about one of its prompts names the place in the whole sweep."""
     try:
-        return run()
+        return packed.run(prompts)
     except InPrompt as error:
         raise CutawayError(f"Prompt {first + error.index}: {error.why}") from None
 

@@ -122,3 +122,8 @@ class SweepFolder:
             except (SafetensorError, OSError) as error:
                 raise CutawayError(f"{self.path / name} is no whole safetensors file ({error}).") from None
         return self._open[1]
+
+
+def open_sweep(folder: str | Path) -> SweepFolder:
+    """The sweep that `model.sweep(…, to=folder)` wrote, finished or not. Raises CutawayError where there is none."""
+    return SweepFolder(folder)
