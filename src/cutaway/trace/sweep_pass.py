@@ -64,7 +64,9 @@ class Packed:
     def _plan(self, prompt: Prompt) -> tuple[Plan, Cut, ModelSpec, frozenset[Point]]:
         # Points, edits and heads are those of all prompts; only the rows differ, and the length that edits count from.
         if self._planned is None:
-            editing = self._editing(prompt)
+            editing = Editing(
+                self._asked.edits, self._machine.spec, len(prompt.ids), unedited=lambda points: None
+            )  # nothing runs
             plan, cut = planned(editing.spec, self._asked, Layout.of([len(prompt.ids)]), editing)
             self._planned = plan, cut, editing.spec, editing.altered
         return self._planned
