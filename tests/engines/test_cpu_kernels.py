@@ -18,7 +18,7 @@ from cutaway.engines.cpu import compiling, elementwise, threads
 from cutaway.engines.cpu.code.native import object_of
 from cutaway.engines.cpu.code.unpack import stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
-from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.processor import STRETCH, TILE_LEFT, TILE_RIGHT
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
 from cutaway.errors import CutawayError
@@ -43,7 +43,7 @@ def unpack_tile(kind: str) -> Kernel:
             unpack_row(kind, stored_row(rows, row_bytes, order, row), address(out) + row * d_in * 4, d_in)
 
     kernel = Kernel("unpack", "q" * 6, kind)
-    kernel._address = compiling._load(object_of(unpack_kernel))
+    kernel._address = compiling.load(object_of(unpack_kernel))
     return kernel
 
 

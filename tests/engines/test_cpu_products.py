@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cutaway.engines.blocks import BLOCKS, dequantise
-from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
 
 KINDS = sorted(BLOCKS)

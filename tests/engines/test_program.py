@@ -9,7 +9,7 @@ import pytest
 from cutaway.engines.cpu import compiling, threads
 from cutaway.engines.cpu.code.native import object_of
 from cutaway.engines.cpu.code.vectors import address, arguments, as_float, float_at, put_one
-from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.program import Place, Program, Task
 
 
@@ -43,7 +43,7 @@ def lowest() -> Kernel:
 
 def compiled(function: Callable[[int, int, int], None], layout: str) -> Kernel:
     kernel = Kernel(f"test.{function.__name__}", layout)
-    kernel._address = compiling._load(object_of(function))
+    kernel._address = compiling.load(object_of(function))
     return kernel
 
 

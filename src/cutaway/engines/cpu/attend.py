@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.threads import thread_count
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head

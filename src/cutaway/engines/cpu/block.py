@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.engines.cpu import attend
-from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.layer_program import LayerProgram
 from cutaway.engines.cpu.processor import LANES, TILE_LEFT
 from cutaway.engines.cpu.threads import own_turn

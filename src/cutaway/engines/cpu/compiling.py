@@ -4,11 +4,9 @@ Numba compiles a kernel the first time that it is needed on a machine; its objec
 later process loads that with LLVM alone: importing Numba takes longer than a whole pass.
 """
 
-import ctypes
 import hashlib
 import os
 import re
-import struct
 import sys
 import threading
 from contextlib import suppress
@@ -18,65 +16,31 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cutaway.engines.cpu import threads
 from cutaway.engines.cpu.processor import name_and_features
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
 
-class Kernel:
-    """A compiled function that does one of `parts` equal shares of some work; called, it does all of it.
+def machine_code(source: str, *constants: str) -> int:
+    """Where the machine code of a kernel lies: loaded as an earlier process left it, or compiled now.
 
-    `source` says where its code stands: "products.few_rows" is a function of `code/products.py`; with `constants` it is
-    one that makes the function from them. It takes the address of its packed arguments, its part and the number of
-    parts. `layout` gives the types of the arguments as `struct` has them (q: integer or address, d: float).
+    "products.few_rows" is a function of `code/products.py`; with `constants` it is one that makes the kernel from them.
     """
-
-    def __init__(self, source: str, layout: str, *constants: str) -> None:
-        self.name = " ".join((source, *constants))
-        self._source = source
-        self._constants = constants
-        self._pack = struct.Struct(layout).pack_into
-        self._address = 0
-        self._one_at_a_time = threading.Lock()
-
-    def __call__(self, *arguments: int | float, parts: int = 1) -> None:
-        buffer, packed = _argument_buffer()
-        self._pack(buffer, 0, *arguments)
-        threads.launch(self._address or self.address, packed, parts)
-
-    @property
-    def address(self) -> int:
-        """Where the machine code lies; at the first use it is loaded as an earlier process left it, or compiled."""
-        with self._one_at_a_time:
-            if not self._address:
-                self._address = _load(_kept(self.name) or self._compile())
-        return self._address
-
-    def _compile(self) -> bytes:
-        _announce()
-        module, _, name = self._source.rpartition(".")
-        function = getattr(import_module(f"cutaway.engines.cpu.code.{module}"), name)
-        if self._constants:
-            function = function(*self._constants)
-        from cutaway.engines.cpu.code.native import object_of
-
-        code = object_of(function)
-        _keep(self.name, code)
-        return code
+    name = " ".join((source, *constants))
+    return load(_kept(name) or _compile(name, source, constants))
 
 
-_local = threading.local()
+def _compile(name: str, source: str, constants: tuple[str, ...]) -> bytes:
+    _announce()
+    module, _, function_name = source.rpartition(".")
+    function = getattr(import_module(f"cutaway.engines.cpu.code.{module}"), function_name)
+    if constants:
+        function = function(*constants)
+    from cutaway.engines.cpu.code.native import object_of
 
-
-def _argument_buffer() -> tuple[Any, int]:
-    """Where this Python thread packs the arguments of its kernels."""
-    try:
-        kept: tuple[Any, int] = _local.buffer
-    except AttributeError:
-        buffer = ctypes.create_string_buffer(256)
-        kept = _local.buffer = (buffer, ctypes.addressof(buffer))
-    return kept
+    code = object_of(function)
+    _keep(name, code)
+    return code
 
 
 def _announce() -> None:
@@ -92,7 +56,7 @@ _alive: list[Any] = []  # what holds the loaded code
 _ENTRY = "cutaway_kernel"  # as in code.native, which is imported only to compile
 
 
-def _load(code: bytes) -> int:
+def load(code: bytes) -> int:
     """Where the kernel of an object file lies once it is in memory."""
     import llvmlite.binding as llvm
 
@@ -174,8 +138,3 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return ""
-
-
-def place(array: Any) -> int:
-    """Where an array's first element lies."""
-    return array.__array_interface__["data"][0]

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from cutaway.engines.cpu.compiling import Kernel, place
+from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.processor import ACTIVATION_CODES
 from cutaway.engines.cpu.threads import thread_count
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.block import Layers, can_run
-from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.memory import keep_freed_memory
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
 from cutaway.engines.cpu.threads import thread_count

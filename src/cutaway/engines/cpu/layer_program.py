@@ -7,7 +7,7 @@ from weakref import ref
 import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
-from cutaway.engines.cpu.compiling import place
+from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.processor import ACTIVATION_CODES
 from cutaway.engines.cpu.products import product_task
 from cutaway.engines.cpu.program import Argument, Place, Program, Task

@@ -20,7 +20,7 @@ from math import inf
 from time import perf_counter
 from typing import Any
 
-from cutaway.engines.cpu.compiling import Kernel
+from cutaway.engines.cpu.compiling import machine_code
 from cutaway.engines.cpu.shared_words import OWN, WAITED, WORDS, YIELD
 
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
@@ -35,7 +35,7 @@ NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 @cache
 def _turns() -> tuple[Any, Any, Any]:
     """The three loops, compiled."""
-    help_, lead, alone = (NATIVE(Kernel(f"pool.{loop}_kernel", "qqq").address) for loop in ("help", "lead", "alone"))
+    help_, lead, alone = (NATIVE(machine_code(f"pool.{loop}_kernel")) for loop in ("help", "lead", "alone"))
     return help_, lead, alone
 
 

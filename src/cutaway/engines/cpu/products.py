@@ -9,7 +9,7 @@ needed, and is no faster at these sizes.
 
 from functools import cache
 
-from cutaway.engines.cpu.compiling import Kernel
+from cutaway.engines.cpu.kernel import Kernel
 from cutaway.engines.cpu.processor import FEW, KEPT_BYTES, PANEL, TILE_LEFT, strip
 from cutaway.engines.cpu.program import Place, Task
 from cutaway.engines.cpu.threads import thread_count

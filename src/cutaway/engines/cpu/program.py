@@ -9,7 +9,7 @@ import ctypes
 import struct
 from dataclasses import dataclass
 
-from cutaway.engines.cpu.compiling import Kernel
+from cutaway.engines.cpu.kernel import Kernel
 from cutaway.engines.cpu.threads import launch_phases
 
 
