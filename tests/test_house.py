@@ -38,7 +38,9 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 # Only these may know that there are families of models, and what they are called.
 KNOW_FAMILIES = ("checkpoints", "text", "spec/catalog.py", "spec/builders.py", "cli")
-FAMILY = re.compile(r"\b(gpt|llama(?!\.cpp)|mi[sx]tral|qwen|gemma|bert|deepseek|phi-?\d|neox|pythia|smollm)", re.IGNORECASE)
+FAMILY = re.compile(
+    r"\b(gpt|llama(?!\.cpp)|mi[sx]tral|qwen|gemma|bert|deepseek|phi-?\d|neox|pythia|smollm)", re.IGNORECASE
+)
 
 
 def name(file: Path) -> str:
