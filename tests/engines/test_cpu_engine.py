@@ -256,6 +256,17 @@ def test_nan_is_never_hidden():
     assert np.isnan(engine.softmax(scores)[0, 2]).all()
 
 
+@pytest.mark.parametrize("made", [CpuEngine(), NumpyEngine("float32")], ids=["cpu", "numpy"])
+def test_a_row_too_large_to_norm_is_no_row_of_zeros(made):
+    """Its squares leave float32; x / infinity would be zeros, which nobody could tell from a result."""
+    x = random(3, 40)
+    x[1] *= np.float32(1e30)
+    gain = Gain(np.ones(40, np.float32))
+    with np.errstate(all="ignore"):
+        for normed in (made.rms_norm(x, gain, 1e-5), made.layer_norm(x, gain, 1e-5)):
+            assert np.isnan(normed[1]).all() and np.isfinite(normed[[0, 2]]).all()
+
+
 def test_several_threads_may_use_one_engine_at_once():
     weight, layout = stored("Q4_1", 300, 256), Layout.of([3, 80])
     inputs = [random(layout.rows, 256, seed=i) for i in range(4)]

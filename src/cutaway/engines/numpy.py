@@ -116,13 +116,18 @@ class NumpyEngine:
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         centred = x - x.mean(axis=-1, keepdims=True)
         variance = (centred * centred).mean(axis=-1, keepdims=True)
-        scaled = centred / np.sqrt(variance + self.dtype.type(eps)) * gain.gain
+        scaled = centred / self._size(variance, eps) * gain.gain
         return scaled if gain.bias is None else scaled + gain.bias
 
     def rms_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         mean_square = (x * x).mean(axis=-1, keepdims=True)
-        scaled = x / np.sqrt(mean_square + self.dtype.type(eps)) * gain.gain
+        scaled = x / self._size(mean_square, eps) * gain.gain
         return scaled if gain.bias is None else scaled + gain.bias
+
+    def _size(self, mean_square: np.ndarray, eps: float) -> np.ndarray:
+        """What a row is divided by. Beyond the numbers of this precision it is none: a row of zeros would be a lie."""
+        size = np.sqrt(mean_square + self.dtype.type(eps))
+        return np.where(np.isposinf(size), self.dtype.type(np.nan), size)
 
     def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
         return ACTIVATIONS[kind](x)

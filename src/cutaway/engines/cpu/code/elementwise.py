@@ -199,6 +199,8 @@ def norm_kernel(given: int, part: int, parts: int) -> None:
             value = floats_upto(target + at * 4, width - at)
             squares = fused(value, value, squares)
         size = root(np.float32(total(squares) / np.float32(width) + eps))
+        if size == np.float32(np.inf):  # beyond float32: x / infinity would be a row of zeros, and that a lie
+            size = np.float32(np.nan)
         divisor = everywhere(size)
         for at in range(0, width, LANES):
             left = width - at
