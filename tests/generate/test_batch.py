@@ -89,6 +89,12 @@ def test_in_company_every_sequence_is_bit_for_bit_what_it_is_alone(spec, engine,
         assert told(out) == told(model.generate(prompt, 12, 0.9, seed=index))
 
 
+@pytest.mark.parametrize("at_once", [0, -3, "x", 1.5, True, None])
+def test_a_number_of_sequences_that_cannot_run_together_is_refused(at_once):
+    with pytest.raises(CutawayError, match=r"at_once is .*; it must be a whole number, at least 1"):
+        random_model(LLAMA).generate_many([[1], [2]], 3, at_once=at_once)
+
+
 def test_a_prompt_that_is_read_in_chunks_beside_others_comes_out_as_in_one_pass():
     for spec in (LLAMA, WINDOWED, LATENT, DYNAMIC):
         model = random_model(spec)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from numbers import Integral
 from queue import SimpleQueue
 
 import numpy as np
@@ -149,8 +150,10 @@ class Batch:
         retained: int = 0,
         shown: bool = False,
     ) -> None:
+        if isinstance(at_once, bool) or not isinstance(at_once, Integral) or at_once < 1:
+            raise CutawayError(f"at_once is {at_once!r}; it must be a whole number, at least 1.")
         self._passes, self._tokenizer = passes, tokenizer
-        self._at_once, self._limit, self._prompt_rows, self._retained = at_once, waiting, prompt_rows, retained
+        self._at_once, self._limit, self._prompt_rows, self._retained = int(at_once), waiting, prompt_rows, retained
         self._shown = shown
         self._queue: deque[tuple[Ticket, KVCache | None]] = deque()
         self._lanes: list[_Lane] = []
