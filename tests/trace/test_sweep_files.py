@@ -261,6 +261,18 @@ def test_memory_does_not_grow_with_the_number_of_prompts_on_their_way_to_disk(tm
     assert many < 1.3 * few, (few, many)
 
 
+def test_a_refused_sweep_leaves_the_folder_to_the_corrected_one(tmp_path):
+    model, to = random_model(LLAMA), tmp_path / "swept"
+    for prompts, points, layout in (
+        (PROMPTS, ["layers.1.resid_post"], "table"),
+        ([*PROMPTS[:3], []], POINTS, "prompts"),
+    ):
+        with pytest.raises(CutawayError):
+            model.sweep(prompts, points, to=to, layout=layout)
+        assert not to.exists() or contents(to) == {}
+    assert model.sweep(PROMPTS[:3], POINTS, to=to).complete
+
+
 def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path, monkeypatch):
     def full(path, tensors):
         path.write_bytes(b"half")

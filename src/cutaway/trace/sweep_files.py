@@ -43,10 +43,16 @@ def write_sweep(sweep: Sweep, folder: Path, layout: Layout, shard_tokens: int) -
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(folder):
+            new = not (folder / INDEX).exists()
             index = _begun(folder, settings)
-            _verify_done(sweep, index, folder)
-            if not index.complete:
-                _write(sweep, folder, layout, index, shard_tokens)
+            try:
+                _verify_done(sweep, index, folder)
+                if not index.complete:
+                    _write(sweep, folder, layout, index, shard_tokens)
+            except CutawayError:
+                if new and not index.shards:  # refused before anything was done: the corrected sweep may go here
+                    (folder / INDEX).unlink(missing_ok=True)
+                raise
     except OSError as error:
         raise CutawayError(f"The sweep could not be written to {folder}: {error.strerror or error}.") from None
     return SweepFolder(folder)
