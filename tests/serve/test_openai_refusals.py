@@ -86,7 +86,7 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
         ({"top_p": -(10**400)}, ["number from 0"]),
         ({"user": "me", "seed": "\ud800"}, ["seed"]),
         ({"model": None}, ["model is missing"]),
-        ({"model": 3}, ["model is missing"]),
+        ({"model": 3}, ["model must be a text"]),
         ({"store": True}, ["not kept"]),
     ],
 )

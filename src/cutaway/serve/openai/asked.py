@@ -106,7 +106,9 @@ def _asked(
     alternatives: int | None,
 ) -> Asked:
     model = fields.get("model")
-    if not isinstance(model, str) or not model:
+    if model is not None and not isinstance(model, str):
+        raise Refused("model must be a text; /v1/models lists the names that may be given.", param="model")
+    if not model:
         raise Refused("model is missing; /v1/models lists the names that may be given.", param="model")
     n = fields.whole("n", 1, MOST_CHOICES) or 1
     if n * max(1, len(prompts)) > MOST_CHOICES:
