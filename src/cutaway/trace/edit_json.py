@@ -51,9 +51,11 @@ def edit_from_json(data: Any) -> Edit:
     if not kinds:
         known = [name for name in ALL_KINDS if name != "function"]
         close = get_close_matches(str(next(iter(data))), known, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        hint = f"did you mean {close[0]!r}? The" if close else "the"
+        if "function" in data:
+            hint = "a Python function has no form in JSON. The"
         raise CutawayError(
-            f"{json.dumps(dict(data), default=str)} names no kind of edit; {hint}The kinds are {', '.join(known)}."
+            f"{json.dumps(dict(data), default=str)} names no kind of edit; {hint} kinds are {', '.join(known)}."
         )
     kind = ALL_KINDS[kinds[0]]
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
