@@ -122,7 +122,8 @@ class Model:
 
         `points` are addresses or patterns ("layers.*.attn.pattern", "layers.5:8.resid_post"), functions of a point, or
         reductions ("layers.*.attn.pattern | top(5)"); None keeps the summary: every stream, what is added to it, and
-        all attention. `positions` keeps only these rows, `heads` only these heads. `edits` change what is computed
+        all attention. `positions` keeps only these rows, `heads` only these query heads, and of keys
+        and values those that serve them (an edit counts a point's own heads). `edits` change what is computed
         (`cutaway.edits`); `trace.edits` tells what each did. What is kept must fit into `limit` bytes (None: half of
         the free memory; `plan` tells the bill), or is kept in the new file `spill`. `types` tell the sentences of a
         pair apart, one number for each token, in models that know such kinds (BERT). With `gradients` (torch engine)

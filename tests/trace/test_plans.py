@@ -49,6 +49,40 @@ def test_a_head_that_is_not_there_is_refused():
         random_model(LLAMA).trace([1, 2], heads="all")
 
 
+def test_heads_are_query_heads_in_a_capture_and_the_points_own_in_an_edit():
+    model = random_model(LLAMA)  # 4 query heads, 2 key/value heads
+    whole = model.trace([1, 2], points=["layers.0.attn.k"])
+    part = model.trace([1, 2], points=["layers.0.attn.k"], heads=[3])
+    assert np.array_equal(part["layers.0.attn.k"], whole["layers.0.attn.k"][1:])
+    with pytest.raises(CutawayError, match=r"layers\.0\.attn\.k has heads 0 to 1"):
+        model.trace([1, 2], edits=[Zero("layers.0.attn.k", heads=[3])])
+
+
+@pytest.mark.parametrize("points", ["layers.0.mlp.act", "layers.0.mlp.act | mean"])
+def test_heads_of_points_without_any_are_refused(points):
+    model = random_model(LLAMA)
+    with pytest.raises(CutawayError, match=r"layers.0.mlp.act is \[T, d_ff\] and has no heads to choose from; leave"):
+        model.trace([1, 2], points=[points], heads=[0])
+    with pytest.raises(CutawayError, match="no other of the 2 points that were asked for has any"):
+        model.trace([1, 2], points=["layers.*.resid_post"], heads=[0])
+    both = model.trace([1, 2], points=[points, "layers.0.attn.z"], heads=[0])
+    assert both["layers.0.attn.z"].shape[0] == 1
+
+
+@pytest.mark.parametrize("limit", ["x", True, -1, float("nan"), [5]])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(limit):
+    with pytest.raises(CutawayError, match="it must be a number of bytes"):
+        random_model(LLAMA).trace([1, 2], limit=limit)
+
+
+def test_a_spill_that_names_no_new_file_is_refused(tmp_path):
+    for spill in ("", 5, b"x"):
+        with pytest.raises(CutawayError, match="must be the name of a new file"):
+            random_model(LLAMA).trace([1, 2], spill=spill)
+    with pytest.raises(CutawayError, match="is a folder; name a new file"):
+        random_model(LLAMA).trace([1, 2], spill=tmp_path)
+
+
 def test_a_function_of_a_point_chooses_points():
     model = random_model(LLAMA)
     trace = model.trace([1, 2], points=lambda point: point.layer == 1 and point.name.startswith("mlp"))

@@ -89,6 +89,11 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path, part):
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path):
+    for name in (None, 5, ""):
+        with pytest.raises(CutawayError, match="opened by the name of its file"):
+            cutaway.open_trace(name)
+    with pytest.raises(CutawayError, match="is a folder; name the file in it"):
+        cutaway.open_trace(tmp_path)
     with pytest.raises(CutawayError, match=r"There is no file .*missing\.safetensors"):
         cutaway.open_trace(tmp_path / "missing.safetensors")
     save_file({"x": np.ones(3)}, tmp_path / "weights.safetensors")

@@ -197,6 +197,7 @@ def test_a_line_that_holds_no_prompt_is_told_by_its_number(tmp_path, toy, line, 
         ([[1]], {"position": [0]}, "A sweep knows no 'position'; it takes positions, "),
         ([[1]], {"points": None, "reduce": "mean"}, "Which points are to be reduced by 'mean'"),
         ([[1]], {"points": ["layers.*.nothing"]}, "layers.\\*.nothing"),
+        ([[1]], {"heads": [0]}, "resid_post is .* has no heads to choose from"),
     ],
 )
 def test_what_cannot_be_swept_is_refused_and_the_prompt_is_named(prompts, settings, said):

@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--reduce", metavar="HOW", help="reduce every point: last, mean, norm, top(5), …")
     parser.add_argument("--positions", metavar="IDS", help='keep these rows only, as in --positions "0 -1"')
-    parser.add_argument("--heads", metavar="IDS", help="keep these heads only")
+    parser.add_argument(
+        "--heads", metavar="IDS", help="keep these query heads only, and the key/value heads that serve them"
+    )
     parser.add_argument(
         "--edit", action="append", default=[], metavar="JSON", help="change the passes, as in cutaway trace"
     )

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from cutaway.forward.context import warn_beyond_context
 from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Pattern, Point, Tap
+from cutaway.points import Pattern, Point, Tap, shape_symbols
 from cutaway.spec import ModelSpec
 from cutaway.trace.bill import Bill, bill
 from cutaway.trace.edit_kinds import Edit
@@ -46,6 +47,12 @@ class Watching:
     limit: int | None = None
     spill: str | Path | None = None
     edits: tuple[Edit, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.limit is None:
+            return
+        if isinstance(self.limit, bool) or not isinstance(self.limit, Real) or not self.limit >= 0:
+            raise CutawayError(f"limit is {self.limit!r}; it must be a number of bytes, as in 2_000_000_000.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +137,7 @@ def planned(spec: ModelSpec, asked: Watching, layout: Layout, editing: Editing) 
         some_rows=rows is not None,
         tokens=asked.vectors is None,
     )
-    return plan, Cut(rows, _heads(asked.heads, spec), plan.whole(spec))
+    return plan, Cut(rows, heads_kept(asked.heads, plan, spec), plan.whole(spec))
 
 
 def billed(machine: Machine, prompt: Prompt, asked: Watching) -> Bill:
@@ -200,12 +207,21 @@ def _around(engine: Engine, editing: Editing, length: int) -> Callable[[Tap], Ta
     return lambda tap: editing.tap(engine, layout, tap, layout.last_rows)
 
 
-def _heads(heads: Any, spec: ModelSpec) -> tuple[int, ...] | None:
+def heads_kept(heads: Any, plan: Plan, spec: ModelSpec) -> tuple[int, ...] | None:
+    """The heads that were asked for. Raises CutawayError for one that is not there, and where no point has heads."""
     chosen = selection("heads", heads)
     fewest = min(layer.attention.n_heads for layer in spec.layers)
     for head in chosen or ():
         if head >= fewest:
             raise CutawayError(f"Head {head} was asked for; {spec.name} has heads 0 to {fewest - 1}.")
+    named = [*plan.points, *(one.point for one in plan.reduced)]
+    if chosen and named and not any({"H", "H_kv"} & set(point.info.shape) for point in named):
+        first = named[0]
+        others = "" if len(named) == 1 else f", and no other of the {len(named)} points that were asked for has any"
+        raise CutawayError(
+            f"{first} is [{', '.join(shape_symbols(first, spec))}] and has no heads to choose from{others}; "
+            "leave heads out."
+        )
     return chosen if chosen is None else tuple(chosen)
 
 

@@ -1,6 +1,7 @@
 """A trace that was saved, read back: the same addresses and numbers, without the model."""
 
 import json
+import os
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,10 @@ def open_trace(path: str | Path) -> Trace:
     """
     from safetensors import SafetensorError, safe_open
 
+    if not isinstance(path, str | os.PathLike) or path == "":
+        raise CutawayError(f"A saved trace is opened by the name of its file; {path!r} is none.")
+    if Path(path).is_dir():
+        raise CutawayError(f"{path} is a folder; name the file in it that Trace.save wrote.")
     if not Path(path).is_file():
         raise CutawayError(f"There is no file {path}.")
     try:

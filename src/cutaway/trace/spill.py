@@ -20,7 +20,11 @@ class Spill:
     """
 
     def __init__(self, path: str | Path) -> None:
+        if not isinstance(path, str | os.PathLike) or path == "":
+            raise CutawayError(f"spill is {path!r}; it must be the name of a new file.")
         self.path, self._end = Path(path), 0
+        if self.path.is_dir():
+            raise CutawayError(f"{self.path} is a folder; name a new file to spill into.")
         try:
             with self.path.open("xb"):
                 pass

@@ -14,7 +14,7 @@ from cutaway.progress import progress
 from cutaway.trace.bill import free_memory
 from cutaway.trace.plan import listed, make_plan
 from cutaway.trace.prompts import PromptLike
-from cutaway.trace.running import Machine, Points, Watching
+from cutaway.trace.running import Machine, Points, Watching, heads_kept
 from cutaway.trace.sweep_pass import InPrompt, Packed
 from cutaway.trace.sweep_prompts import SweepPrompts, prompts_of
 from cutaway.trace.trace import Prompt, Trace, is_whole
@@ -109,7 +109,7 @@ def sweep(
         points = _with_reduction(points, reduce, machine)
     elif reduce is not None and not callable(reduce):
         raise CutawayError(f"reduce is {reduce!r}; it may be a reduction such as 'mean', or a function of a trace.")
-    make_plan(machine.spec, points)  # an unknown point is told now
+    heads_kept(settings.get("heads"), make_plan(machine.spec, points), machine.spec)  # what is not there is told now
     asked = Watching(points, settings.get("positions"), settings.get("heads"), limit=settings.get("limit"), edits=edits)
     tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", TOKENS_PER_PASS))
     made = Sweep(machine, read, prompts_of(prompts), asked, reduce if callable(reduce) else None, tokens)
