@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from numbers import Integral
 from queue import SimpleQueue
 
 import numpy as np
@@ -150,7 +149,7 @@ class Batch:
         retained: int = 0,
         shown: bool = False,
     ) -> None:
-        if isinstance(at_once, bool) or not isinstance(at_once, Integral) or at_once < 1:
+        if isinstance(at_once, bool) or not isinstance(at_once, int | np.integer) or at_once < 1:
             raise CutawayError(f"at_once is {at_once!r}; it must be a whole number, at least 1.")
         self._passes, self._tokenizer = passes, tokenizer
         self._at_once, self._limit, self._prompt_rows, self._retained = int(at_once), waiting, prompt_rows, retained
