@@ -142,6 +142,15 @@ def test_a_forced_token_is_shown_beside_what_comes_without_it(here):
     assert [token["forced"] for token in told["forced"]["tokens"]] == [False, True, False, False, False, False]
 
 
+def test_a_forced_step_that_the_text_did_not_reach_is_told(here):
+    begun = package.load("toy").generate(TOY, 6, 0)
+    ended = here(
+        "generate", "--model", "toy", TOY, "--temperature", "0", "--stop", begun.text.split()[0], "--force", "5=troll"
+    )
+    assert (ended.code, ended.out) == (2, "")
+    assert "--force names step 5, but the text ended after 1 token" in ended.err
+
+
 def test_without_a_seed_both_continuations_draw_the_same_numbers(here):
     ended = here("generate", "--model", "toy", TOY, "--max-tokens", "8", "--force", "7=troll", "--json")
     told = json.loads(ended.out)
@@ -247,6 +256,8 @@ def test_guesses_give_the_same_text_in_fewer_passes(here):
         ([TOY, "--chat"], "without a chat template"),
         ([TOY, "--force", "troll"], "--force is 'troll'; it takes a step and a text"),
         ([TOY, "--force", "1=elf"], "'elf' is not in this model's vocabulary"),
+        ([TOY, "--force", "99=troll", "--max-tokens", "3"], "--force names step 99, but --max-tokens 3 ends at step 2"),
+        ([TOY, "--force", "1=troll", "--force", "1=potion"], "--force names step 1 twice, with 'troll' and 'potion'"),
         ([TOY, "--force", "0=troll", "--beside-greedy"], "each show two continuations"),
         ([TOY, "--beside-greedy", "--temperature", "0"], "the draws are greedy themselves"),
         ([TOY, "--logit-bias", "troll=3"], "--logit-bias is 'troll=3'"),

@@ -108,6 +108,11 @@ def run(options: argparse.Namespace) -> int:
     if options.force and options.beside_greedy:
         raise CutawayError("--force and --beside-greedy each show two continuations; give one of them.")
     forced = _forced(options.force)
+    if forced and 0 < options.max_tokens <= max(forced):
+        raise CutawayError(
+            f"--force names step {max(forced)}, but --max-tokens {options.max_tokens} ends at step "
+            f"{options.max_tokens - 1} (steps count from 0); name an earlier step or ask for more tokens."
+        )
     settings = _settings(options)
     model = load_model(options)
     prompt: str | list[int] = given
@@ -152,12 +157,16 @@ def _biases(given: list[str]) -> dict[int, float] | None:
 
 
 def _forced(given: list[str]) -> dict[int, str]:
-    forced = {}
+    forced: dict[int, str] = {}
     for text in given:
         step, equals, token = text.partition("=")
         if not equals or not step.strip().isdecimal() or not token:
             raise CutawayError(
                 f'--force is {text!r}; it takes a step and a text, as in "3= Lyon" (steps count from 0).'
+            )
+        if forced.get(int(step), token) != token:
+            raise CutawayError(
+                f"--force names step {int(step)} twice, with {forced[int(step)]!r} and {token!r}; give one of them."
             )
         forced[int(step)] = token
     return forced
@@ -187,6 +196,12 @@ def _side_by_side(
     if settings["seed"] is None:
         watched["seed"] = random_seed()  # both draw the same numbers, so that only what was changed differs
     outs = [model.generate(prompt, **(watched | changed)) for changed in ({}, other)]
+    ended = len(outs[1].tokens)
+    if late := [step for step in forced if step >= ended]:
+        raise CutawayError(
+            f"--force names step {min(late)}, but the text ended after {_counted(ended, 'token')} (steps count from "
+            "0); name an earlier step."
+        )
     if options.json:
         documents = [_document(model, prompt, out, settings) for out in outs]
         print_json(dict(zip(("free", "forced") if forced else ("drawn", "greedy"), documents, strict=True)))
