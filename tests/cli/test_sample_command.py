@@ -117,6 +117,8 @@ def test_a_terminal_of_any_width_shows_it(in_a_terminal):
         (["--logits", "1 2", "--top-k", "2.5"], "top_k is 2.5"),
         (["--logits", "1 2", "--order", "ollama"], "There is no order 'ollama'"),
         (["--logits", "1 2", "--draws", "0"], "0 draws are none to look at"),
+        (["--logits", "1 2", "--draws", "100000000000"], "ask for at most 1,000,000"),
+        (["--logits", "a=2 a=3"], "--logits names 'a' twice"),
         (["--logits", "1 2", "--rows", "0"], "--rows is 0"),
         (["--logits", "1 2", "--seed", "-1"], "The seed is -1"),
     ],
@@ -126,3 +128,12 @@ def test_bad_input_is_refused_with_a_sentence_and_code_2(here, arguments, senten
     assert (ended.code, ended.out) == (2, "")
     assert ended.err.startswith("cutaway: ") and ended.err.count("\n") == 1
     assert sentence in ended.err
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("filters", [[], ["--typical-p", "0.9"], ["--min-p", "0.1", "--temperature", "0.5"]])
+def test_logits_farther_apart_than_a_float_reaches_are_shown_without_a_warning(here, filters):
+    ended = here("sample", "--logits", "a=1e308 b=-1e308", "--json", *filters)
+    assert (ended.code, ended.err) == (0, "")
+    told = json.loads(ended.out)
+    assert told["draws"]["drawn"] == [1000, 0, 0]

@@ -95,7 +95,7 @@ class Candidates:
     def weights(self) -> np.ndarray:
         """e^(logit − highest) `[n]`: probabilities before they are divided by their sum."""
         if self._weights is None:
-            weights = np.subtract(self.logits, self.highest, out=self._scratch.row(len(self.logits)))
+            weights = self._gaps()
             self._weights = np.exp(weights, out=weights)
         return self._weights
 
@@ -109,7 +109,7 @@ class Candidates:
     @property
     def entropy(self) -> float:
         """−Σ p ln p in nats: 0 where one token is certain, ln n where all n are alike."""
-        gaps = np.subtract(self.logits, self.highest, out=self._scratch.row(len(self.logits)))
+        gaps = self._gaps()
         np.maximum(gaps, -1e9, out=gaps)  # a weight that far down is 0, and 0 · −∞ would be NaN
         np.multiply(gaps, self.weights, out=gaps)  # no BLAS, whose threads would cost more than they save
         return max(0.0, float(np.log(self.total) - gaps.sum() / self.total))
@@ -131,7 +131,7 @@ class Candidates:
     def log_probability(self, id: int) -> float:
         """ln of that, exact also where the share is too small for a number; −∞ where it is out of the draw."""
         at, _ = self.positions(np.array([id]))
-        return float(self.logits[at[0]] - self.highest - np.log(self.total)) if len(at) else -np.inf
+        return float(self.logits[at[0]]) - self.highest - float(np.log(self.total)) if len(at) else -np.inf
 
     def leading(self, count: int) -> np.ndarray:
         """Places in `ids` of the `count` likeliest (fewer where there are fewer), likeliest first, the lowest id
@@ -163,7 +163,8 @@ class Candidates:
         if self._weights is not None:  # no weight has changed but these
             made._weights = self._scratch.row(len(row))
             made._weights[:] = self._weights
-            made._weights[places] = np.exp(logits - self.highest)
+            with np.errstate(over="ignore"):
+                made._weights[places] = np.exp(logits - self.highest)
         made._leading = self._leading_among(places, row)
         return made
 
@@ -228,7 +229,8 @@ class Candidates:
     def surprise(self) -> np.ndarray:
         """How far each token's information, −ln p, lies from the entropy: `[n]`."""
         level = self.highest + float(np.log(self.total)) - self.entropy
-        gaps = np.subtract(level, self.logits, out=self._scratch.row(len(self)))
+        with np.errstate(over="ignore"):
+            gaps = np.subtract(level, self.logits, out=self._scratch.row(len(self)))
         return np.abs(gaps, out=gaps)
 
     def draw(self, number: float) -> tuple[int, float, float]:
@@ -247,6 +249,11 @@ class Candidates:
             place = int(np.flatnonzero(inside)[-1])
         low = float(ends[place - 1]) if place else begun
         return int(self.ids[stretch * STRETCH + place]), low / float(line[-1]), float(ends[place]) / float(line[-1])
+
+    def _gaps(self) -> np.ndarray:
+        """logit − highest `[n]`, in a row of its own; −∞, whose weight is 0, where that is beyond a float."""
+        with np.errstate(over="ignore"):
+            return np.subtract(self.logits, self.highest, out=self._scratch.row(len(self.logits)))
 
     def _taken(self, values: np.ndarray, places: np.ndarray) -> np.ndarray:
         return np.take(values, places, out=self._scratch.row(len(places)), mode="clip")

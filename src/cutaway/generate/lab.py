@@ -14,6 +14,7 @@ from cutaway.generate.stages import History
 
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5, 2.0)
 FILTERS = (("top_k", 40), ("top_p", 0.9), ("top_p", 0.95), ("min_p", 0.1))  # shown where none is asked for
+MOST_DRAWS = 1_000_000
 NOTHING_SAID = History()
 
 
@@ -95,6 +96,8 @@ def lab(
     """
     if draws < 1:
         raise CutawayError(f"{draws} draws are none to look at; ask for at least 1.")
+    if draws > MOST_DRAWS:
+        raise CutawayError(f"{draws:,} draws would take too long; ask for at most {MOST_DRAWS:,}.")
     if not temperatures:
         raise CutawayError("There is no temperature to look at; give at least one.")
     chosen = list(filters) or [
@@ -141,6 +144,7 @@ def read_logits(text: str) -> tuple[np.ndarray, list[Row]]:
     """
     logits: list[float] = []
     rows: list[Row] = []
+    named: set[str] = set()
     for word in text.replace(",", " ").split():
         name, equals, value = word.rpartition("=")
         label, star, times = name.rpartition("*")
@@ -156,6 +160,9 @@ def read_logits(text: str) -> tuple[np.ndarray, list[Row]]:
                 f"--logits holds {word!r}; it takes name=number, name*count=number or numbers, as in "
                 '"Paris=8.3 rest*400=0".'
             )
+        if label and label in named:
+            raise CutawayError(f"--logits names {label!r} twice; give each name once.")
+        named.add(label)
         if count > 1_000_000 - len(logits):
             raise CutawayError(f"{word!r} makes more than a million tokens; that is more than any vocabulary has.")
         ids = tuple(range(len(logits), len(logits) + count))
