@@ -40,6 +40,7 @@ def write_sweep(sweep: Sweep, folder: Path, layout: Layout, shard_tokens: int) -
     if first is None:
         raise CutawayError("There are no prompts to sweep over.")
     _checked(sweep, layout, first)
+    made = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _alone_in(folder):
@@ -53,6 +54,10 @@ def write_sweep(sweep: Sweep, folder: Path, layout: Layout, shard_tokens: int) -
                 if new and not index.shards:  # refused before anything was done: the corrected sweep may go here
                     (folder / INDEX).unlink(missing_ok=True)
                 raise
+    except CutawayError:
+        if made and not any(folder.iterdir()):
+            folder.rmdir()
+        raise
     except OSError as error:
         raise CutawayError(f"The sweep could not be written to {folder}: {error.strerror or error}.") from None
     return SweepFolder(folder)
