@@ -73,7 +73,7 @@ def test_threads_that_trace_generate_and_verify_at_once_get_bit_for_bit_what_eac
 def test_what_the_package_offers_is_listed_before_anything_of_it_is_used():
     code = "import cutaway, sys; print(*dir(cutaway)); print('numpy' in sys.modules)"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert said.splitlines() == ["CutawayError Model Trace __version__ count edits load open_trace", "False"]
+    assert said.splitlines() == ["CutawayError Model Trace __version__ count edits load open_sweep open_trace", "False"]
 
 
 def test_a_model_and_a_response_say_in_one_line_what_they_are():
