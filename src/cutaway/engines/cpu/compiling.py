@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cutaway.engines.cpu.processor import name_and_features
+from cutaway.engines.cpu.processor import ENTRY, name_and_features
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
@@ -53,7 +53,6 @@ def _announce() -> None:
 
 _announced = False
 _alive: list[Any] = []  # what holds the loaded code
-_ENTRY = "cutaway_kernel"  # as in code.native, which is imported only to compile
 
 
 def load(code: bytes) -> int:
@@ -67,7 +66,7 @@ def load(code: bytes) -> int:
     engine.add_object_file(llvm.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _alive.append(engine)
-    return engine.get_function_address(_ENTRY)
+    return engine.get_function_address(ENTRY)
 
 
 def _kept(name: str) -> bytes | None:

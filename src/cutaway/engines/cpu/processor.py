@@ -26,6 +26,7 @@ def has(feature: str) -> bool:
     return bool(name_and_features()[1].get(feature))
 
 
+ENTRY = "cutaway_kernel"  # the one symbol of a kernel's object file that others call
 LANES = 16  # numbers of a vector: one AVX-512 register, two of AVX2, four of NEON; also the sums of a dot product
 
 

@@ -6,9 +6,9 @@ import llvmlite.binding as llvm
 import numba
 from numba import types
 
+from cutaway.engines.cpu.processor import ENTRY
 from cutaway.errors import CutawayError
 
-ENTRY = "cutaway_kernel"  # the one symbol of an object file that others call
 _PROVIDED = {"memset", "memcpy", "memmove", "fmaf", "bzero", "__bzero"}  # what the C library has, always loaded
 _SIGNATURE = types.void(types.int64, types.int64, types.int64)
 

@@ -58,7 +58,6 @@ class _AddressModel(models.PrimitiveModel):
 
 ADDRESS = AddressType()
 FLOATS = Vector("float")
-INTS = Vector("int")
 FLOAT_LANES = ir.VectorType(ir.FloatType(), LANES)
 INT_LANES = ir.VectorType(I32, LANES)
 
@@ -214,12 +213,6 @@ def arguments(typing_context, packed, count):  # type: ignore[no-untyped-def]
 def as_float(builder: Any, bits: Any) -> Any:
     """The float64 with these 64 bits, rounded to float32: how a kernel is given a number that is not whole."""
     return builder.fptrunc(builder.bitcast(bits, ir.DoubleType()), ir.FloatType())
-
-
-@operation(FLOATS, ADDRESS)
-def floats_at(builder: Any, address: Any) -> Any:
-    """Sixteen float32."""
-    return load(builder, address, FLOAT_LANES)
 
 
 @operation(types.float32, ADDRESS)
