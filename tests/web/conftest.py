@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 import uvicorn
@@ -15,6 +15,7 @@ from cutaway.serve import make_app
 from cutaway.serve.models import Models
 
 Open = Callable[..., Page]
+Serving = Callable[..., AbstractContextManager[str]]
 
 
 def chromium() -> str:
@@ -27,7 +28,7 @@ def chromium() -> str:
 
 
 @contextmanager
-def serving(model: str, **settings: object) -> Iterator[str]:
+def served(model: str, **settings: object) -> Iterator[str]:
     """The address of a server in a thread of its own."""
     app = make_app(Models([model]), default=model, **settings)  # type: ignore[arg-type]
     server = uvicorn.Server(
@@ -55,8 +56,14 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
+def serving() -> Serving:
+    """What starts a server for a model: `with serving("toy") as address`."""
+    return served
+
+
+@pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving("toy", longest=40) as at:
+    with served("toy", longest=40) as at:
         yield at
 
 

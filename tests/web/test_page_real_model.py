@@ -1,26 +1,23 @@
-"""The page on a real model, and what a checker of accessibility finds in it. It may fetch the model and axe-core."""
+"""The page on a real model, and what a checker of accessibility finds in it. It may fetch the model."""
 
 import re
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from importlib import resources
 from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
 
 import cutaway
-from conftest import serving
 
 pytestmark = pytest.mark.network
 
-WEB = Path(__file__).parents[2] / "web"
 TEXT = "When Mary and John went to the store, John gave a drink to"
 PLACE = f"m=smollm2-135m&p={quote(TEXT)}"
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
+def address(serving) -> Iterator[str]:
     with serving("smollm2-135m") as at:
         yield at
 
@@ -32,10 +29,7 @@ def trace():
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    path = WEB / "node_modules/axe-core/axe.min.js"
-    if not path.is_file():
-        subprocess.run(["npm", "install", "--no-package-lock", "--no-audit", "--no-fund"], cwd=WEB, check=True)
-    return path.read_text(encoding="utf-8")
+    return (resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
