@@ -13,8 +13,7 @@ from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
 from cutaway.forward.context import warn_beyond_context
 from cutaway.forward.parameters import Parameters
-from cutaway.forward.pooling import Pooling, one_vector_each
-from cutaway.forward.transformer import transformer
+from cutaway.forward.pooling import Pooling
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
 from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
 from cutaway.points import points_of
@@ -26,16 +25,14 @@ from cutaway.trace.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edit_json import read_edits
 from cutaway.trace.edit_kinds import Edit
-from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score, Scorer, Scoring, scores
 from cutaway.trace.sweep import Sweeping, sweep
 from cutaway.trace.sweep_folder import SweepFolder
-from cutaway.trace.verify import Check, verify
+from cutaway.trace.text_vectors import text_vectors
+from cutaway.trace.verify import Check, verification_ids, verify
 
-EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
-VERIFIED_TOKENS = 90  # one whole block of rows, one that is padded
 Edits = Edit | Mapping[str, Any] | str | Iterable[Edit | Mapping[str, Any] | str]
 
 
@@ -207,17 +204,7 @@ class Model:
         each gets the same vector in whatever company. With `unit` every vector has length 1. Raises CutawayError
         as `trace` does, naming the text.
         """
-        if isinstance(texts, str | bytes) or not isinstance(texts, Sequence | np.ndarray) or len(texts) == 0:
-            raise CutawayError("embed takes a list of texts, with at least one in it.")
-        sequences = []
-        for index, text in enumerate(texts):
-            try:
-                sequences.append(np.asarray(self.prompt(text).ids))
-            except CutawayError as error:
-                raise CutawayError(f"Text {index}: {error}") from None
-            warn_beyond_context(self.spec, 0, len(sequences[-1]))
-        vectors = [self._embedded(batch, pooling, unit) for batch in _batches(sequences)]
-        return np.concatenate(vectors)
+        return text_vectors(self._machine, self.prompt, texts, pooling, unit=unit)
 
     def generate(
         self,
@@ -305,7 +292,7 @@ class Model:
 
     def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
         """Check the identities that hold of every pass, on this model; one result after another."""
-        ids = self.prompt(prompt).ids if prompt is not None else _verification_ids(self.spec)
+        ids = self.prompt(prompt).ids if prompt is not None else verification_ids(self.spec)
         return verify(self.engine, self.spec, self.parameters, ids)
 
     def compare(self, prompt: PromptLike | None = None) -> Iterator[Check]:
@@ -313,7 +300,7 @@ class Model:
 
         Raises CutawayError where transformers is not installed or cannot read the checkpoint.
         """
-        told = self.prompt(_verification_ids(self.spec) if prompt is None else prompt)
+        told = self.prompt(verification_ids(self.spec) if prompt is None else prompt)
         return against_transformers(traced(self._machine, told, Watching(points_to_compare(self.spec))), self.path)
 
     def _continue(
@@ -362,36 +349,5 @@ class Model:
         kinds = read_types(types, len(told.ids), self.spec)
         return told, Watching(points, positions, heads, kinds, vectors, limit, spill, read_edits(edits))
 
-    def _embedded(self, sequences: Sequence[np.ndarray], pooling: Pooling, unit: bool) -> np.ndarray:
-        ran = transformer(self.engine, self.spec, self.parameters, sequences, rows=())
-        rows = self.engine.numpy(ran.final)
-        for segment, sequence in zip(ran.layout.segments, sequences, strict=True):
-            self._checked(rows[segment.start : segment.stop], sequence.tolist())
-        return one_vector_each(rows, ran.layout, pooling, unit=unit)
-
-    def _checked(self, result: np.ndarray, ids: Sequence[int], types: np.ndarray | None = None) -> np.ndarray:
-        """`result` of a pass over `ids`, cached ones included; CutawayError where it is not finite."""
-        if not np.isfinite(result).all():
-            where = first_nonfinite(self.engine, self.spec, self.parameters, ids, types)
-            raise CutawayError(f"{self.spec.name} computes no usable numbers: {where}")
-        return result
-
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(self.piece, ids))
-
-
-def _batches(sequences: Sequence[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """The sequences in order, as many at a time as fit into one pass; how they are parted changes no bit."""
-    batch: list[np.ndarray] = []
-    for sequence in sequences:
-        if batch and sum(map(len, batch)) + len(sequence) > EMBEDDED_TOKENS:
-            yield batch
-            batch = []
-        batch.append(sequence)
-    yield batch
-
-
-def _verification_ids(spec: ModelSpec) -> tuple[int, ...]:
-    """A fixed run of ids, long enough for full blocks and left-over rows."""
-    length = min(VERIFIED_TOKENS, spec.n_max or VERIFIED_TOKENS)
-    return tuple((7 * i * i + 3 * i) % spec.vocab_size for i in range(length))

@@ -22,6 +22,13 @@ from cutaway.trace.trace import Prompt, Trace
 
 # Cached against whole, whose products BLAS may round differently: relative to the largest logit.
 CACHED_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
+VERIFIED_TOKENS = 90  # one whole block of rows, one that is padded
+
+
+def verification_ids(spec: ModelSpec) -> tuple[int, ...]:
+    """A fixed run of ids, long enough for full blocks and left-over rows."""
+    length = min(VERIFIED_TOKENS, spec.n_max or VERIFIED_TOKENS)
+    return tuple((7 * i * i + 3 * i) % spec.vocab_size for i in range(length))
 
 
 def verify(engine: Engine, spec: ModelSpec, parameters: Parameters, ids: Sequence[int]) -> Iterator[Check]:
