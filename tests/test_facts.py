@@ -21,7 +21,7 @@ from cutaway.forward.feedforward import feed_forward
 from cutaway.forward.norm import norm
 from cutaway.forward.positions import rotation
 from cutaway.forward.run import Run
-from cutaway.generate.sampling import Sampling, distribution, sample
+from cutaway.generate import Sampling, distribution, sample
 from cutaway.points import Point, Unwatched
 from cutaway.spec import (
     AttentionSpec,

@@ -3,9 +3,9 @@
 from cutaway.generate.batch import Batch, QueueFull, Ticket
 from cutaway.generate.loop import Generation, all_finished, finished, loop
 from cutaway.generate.passes import Passes
-from cutaway.generate.record import Recording, StageRecord, StepRecord
+from cutaway.generate.record import Recording, StageRecord, StepRecord, distribution
 from cutaway.generate.response import Finish, Limits, Request, Response, Step
-from cutaway.generate.sampling import ORDERS, Sampling, distribution, sample
+from cutaway.generate.sampling import ORDERS, Sampling, sample
 from cutaway.generate.settings import Basic, Settings, make_request, seeds_of
 from cutaway.generate.stages import History
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.generate.candidates import Candidates
-from cutaway.generate.record import Recording, StageRecord, taken
-from cutaway.generate.sampling import Sampling, distribution, run_stages
+from cutaway.generate.record import Recording, StageRecord, distribution, taken
+from cutaway.generate.sampling import Sampling, run_stages
 from cutaway.generate.stages import History
 
 TEMPERATURES = (0.3, 0.7, 1.0, 1.5, 2.0)

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.generate.candidates import Candidates, margin
+from cutaway.generate.sampling import Sampling
 from cutaway.generate.stages import History, Stage
-
-if TYPE_CHECKING:
-    from cutaway.generate.sampling import Sampling
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ class StepRecord:
     entropy: float
     margin: float
     forced: bool
-    sampling: "Sampling"
+    sampling: Sampling
     recording: Recording
     logits: np.ndarray | None
     history: History
@@ -89,7 +86,7 @@ class StepRecord:
         chain = " → ".join(f"{stage.name} {stage.kept}" for stage in self.stages)
         return f"<StepRecord {self.index}: {chain} → token {self.token}>"
 
-    def replay(self, sampling: "Sampling | None" = None, number: float | None = None) -> "StepRecord":
+    def replay(self, sampling: Sampling | None = None, number: float | None = None) -> "StepRecord":
         """The same step again, without the model: with other settings, or as if another number had been drawn.
 
         With neither, token, stages and interval come out the same. Raises CutawayError where the record keeps no
@@ -116,7 +113,7 @@ class StepRecord:
 def taken(
     own: Candidates,
     logits: np.ndarray,
-    sampling: "Sampling",
+    sampling: Sampling,
     number: float,
     history: History,
     index: int,
@@ -192,6 +189,20 @@ def _removed(
         places, _ = before.positions(after.ids)
         left = float(before.weights[places].sum()) / before.total
     return ids[gone], before.weights[best[gone]] / before.total, max(0.0, 1.0 - float(left))
+
+
+def distribution(logits: np.ndarray, sampling: Sampling, history: History | None = None) -> list[StageRecord]:
+    """What every stage makes of the logits `[V]`, with whole distributions; the last is the one drawn from.
+
+    Raises CutawayError for logits that hold NaN or +∞, or nothing but −∞.
+    """
+    history = history or History()
+    before, told = Candidates.of(logits), []
+    for stage in sampling.stages:
+        after = stage(before, history)
+        told.append(stage_record(stage, before, after, len(logits), Recording(whole=True)))
+        before = after
+    return told
 
 
 def alternatives(own: Candidates, count: int) -> tuple[tuple[int, float], ...]:

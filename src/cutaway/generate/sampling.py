@@ -13,7 +13,6 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.generate.candidates import Candidates
-from cutaway.generate.record import Recording, StageRecord, stage_record
 from cutaway.generate.stages import (
     FrequencyPenalty,
     History,
@@ -118,20 +117,6 @@ def run_stages(candidates: Candidates, stages: Sequence[Stage], history: History
     for stage in stages:
         candidates = stage(candidates, history)
     return candidates
-
-
-def distribution(logits: np.ndarray, sampling: Sampling, history: History | None = None) -> list[StageRecord]:
-    """What every stage makes of the logits `[V]`, with whole distributions; the last is the one drawn from.
-
-    Raises CutawayError for logits that hold NaN or +∞, or nothing but −∞.
-    """
-    history = history or History()
-    before, told = Candidates.of(logits), []
-    for stage in sampling.stages:
-        after = stage(before, history)
-        told.append(stage_record(stage, before, after, len(logits), Recording(whole=True)))
-        before = after
-    return told
 
 
 def sample(logits: np.ndarray, sampling: Sampling, random: Numbers, history: History | None = None) -> int:
