@@ -26,7 +26,18 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Unwatched
 from cutaway.spec import AttentionSpec, ModelSpec, parameter_shapes
-from random_models import GPT2, LLAMA, POST, everything, random_ids, random_parameters, random_weights, specs
+from cutaway.trace.edits import Scale
+from random_models import (
+    GPT2,
+    LLAMA,
+    POST,
+    everything,
+    random_ids,
+    random_model,
+    random_parameters,
+    random_weights,
+    specs,
+)
 
 REFERENCE = NumpyEngine("float64")
 ENGINE = TorchEngine("float64", "cpu")
@@ -140,6 +151,32 @@ def test_norms_are_summed_in_float32_and_rounded_once(norm: str, dtype: str) -> 
     found = engine.numpy(getattr(engine, norm)(x, Gain(gain, bias), 1e-6))
     ulp = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
     np.testing.assert_allclose(found, expected, rtol=1.01 * ulp, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 1e200), ("float32", 1e30), ("bfloat16", 1e30)])
+def test_a_row_too_large_to_norm_is_no_row_of_zeros(dtype: str, factor: float) -> None:
+    """As in the other engines: its squares leave the precision, and x / infinity would be zeros."""
+    engine = TorchEngine(dtype, "cpu")
+    x, gain = ordinary(3, 40), Gain(engine.array(np.ones(40)))
+    x[1] *= factor
+    for normed in (engine.rms_norm(engine.array(x), gain, 1e-5), engine.layer_norm(engine.array(x), gain, 1e-5)):
+        found = engine.numpy(normed)
+        assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
+
+
+def test_the_squares_of_every_float16_fit_into_what_its_norms_are_summed_in() -> None:
+    engine = TorchEngine("float16", "cpu")
+    x, gain = engine.array(np.tile([65504.0, -65504.0], (1, 2048))), Gain(engine.array(np.ones(4096)))
+    for normed in (engine.rms_norm(x, gain, 1e-5), engine.layer_norm(x, gain, 1e-5)):
+        assert engine.numpy(normed).tolist() == [[1.0, -1.0] * 2048]
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_pass_with_such_a_row_is_refused(spec: ModelSpec, dtype: str) -> None:
+    model = random_model(spec, engine=TorchEngine(dtype, "cpu"))
+    with pytest.raises(CutawayError, match=r"computes no usable numbers with these edits: .* is nan at"):
+        model.trace(random_ids(spec, 5), (), edits=[Scale("embed.out", 1e30)])
 
 
 @HALVES

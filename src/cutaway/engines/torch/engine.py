@@ -84,10 +84,14 @@ class TorchEngine:
         return functional.linear(x, self._matrix(linear.weight), linear.bias)
 
     def layer_norm(self, x: torch.Tensor, gain: Gain, eps: float) -> torch.Tensor:
-        return self._scaled(functional.layer_norm(x.to(self._summed), x.shape[-1:], eps=eps), gain)
+        x = x.to(self._summed)
+        normed = functional.layer_norm(x, x.shape[-1:], eps=eps)
+        return self._scaled(_never_zeros(normed, x.detach().var(-1, correction=0, keepdim=True)), gain)
 
     def rms_norm(self, x: torch.Tensor, gain: Gain, eps: float) -> torch.Tensor:
-        return self._scaled(functional.rms_norm(x.to(self._summed), x.shape[-1:], eps=eps), gain)
+        x = x.to(self._summed)
+        normed = functional.rms_norm(x, x.shape[-1:], eps=eps)
+        return self._scaled(_never_zeros(normed, x.detach().square().mean(-1, keepdim=True)), gain)
 
     def _scaled(self, normed: torch.Tensor, gain: Gain) -> torch.Tensor:
         """Gain and shift are applied before the rounding to the engine's own precision."""
@@ -153,3 +157,8 @@ class TorchEngine:
         if kept is None:
             kept = self._unpacked[weight] = unpacked(weight, self.torch_dtype, self.device)
         return kept
+
+
+def _never_zeros(normed: torch.Tensor, mean_square: torch.Tensor) -> torch.Tensor:
+    """NaN for rows whose squares leave the precision: divided by infinity they would be zeros, and that a lie."""
+    return torch.add(normed, mean_square, alpha=0)  # 0 · ∞ is NaN; one kernel, and nothing waits for the device
