@@ -25,7 +25,7 @@ from cutaway.trace.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edit_json import read_edits
 from cutaway.trace.edit_kinds import Edit
-from cutaway.trace.prompts import PromptLike, is_vectors, read_prompt, read_types, read_vectors
+from cutaway.trace.prompts import Given, PromptLike, fed, read_prompt
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score, Scorer, Scoring, scores
 from cutaway.trace.sweep import Sweeping, sweep
@@ -166,9 +166,9 @@ class Model:
     ) -> Iterator[Any] | SweepFolder:
         """Run many prompts, packed, and give the trace of each, in order; what `trace` gives of it alone.
 
-        `prompts` are a list, an iterator, or the name of a file (.jsonl, or text with one on each line); `points`,
-        `positions`, `heads`, `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"),
-        or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
+        `prompts` are a list, an iterator, or the name of a file (.jsonl, or text with one on each line), each what
+        `trace` takes, vectors too; `types` are one list for each prompt, or None. `points`, `positions`, `heads`,
+        `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"), or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
         `tokens_per_pass` tokens (2048).
 
         With `to` the results go to files of that folder, which is returned: in constant memory, and run again after
@@ -341,13 +341,9 @@ class Model:
         limit: int | None = None,
         spill: str | Path | None = None,
     ) -> tuple[Prompt, Watching]:
-        vectors = None
-        if is_vectors(prompt):
-            told, vectors = read_vectors(np.asarray(prompt), self.spec)
-        else:
-            told = self.prompt(prompt)
-        kinds = read_types(types, len(told.ids), self.spec)
-        return told, Watching(points, positions, heads, kinds, vectors, limit, spill, read_edits(edits))
+        told = fed(Given(prompt, types), self.spec, self.prompt)
+        changed = read_edits(edits)
+        return told.prompt, Watching(points, positions, heads, told.types, told.vectors, limit, spill, changed)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(self.piece, ids))

@@ -4,6 +4,7 @@ import gc
 import json
 import tracemalloc
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from cutaway.engines.numpy import NumpyEngine
 from cutaway.points import points_of
 from cutaway.spec.catalog import llama_like
 from cutaway.trace.edits import Add, Drop, Freeze, Function, Knockout, Mean, Replace, Scale, Without, Zero
-from random_models import GPT2, LIKE, LLAMA, random_ids, random_model, specs
+from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
 
 LENGTHS = [7, 1, 70, 3, 19, 130]
 
@@ -241,3 +242,79 @@ def test_the_torch_engine_sweeps_to_its_rounding():
         alone = model.trace(prompt, points, edits=edits)
         for point in points:
             np.testing.assert_allclose(trace[point], alone[point], rtol=1e-9, atol=1e-11, err_msg=point)
+
+
+TYPED = replace(POST, name="typed", token_types=3)
+
+
+def test_vectors_in_the_place_of_tokens_are_swept_as_they_are_traced():
+    model = random_model(LLAMA, engine=NumpyEngine("float32"))
+    table = np.random.default_rng(5).standard_normal((23, LLAMA.d_model))
+    vectors = [table[random_ids(LLAMA, length)].astype(kind) for length, kind in [(5, "f4"), (1, "f8"), (80, "f2")]]
+    mixed = [[1, 2, 3], vectors[0], vectors[1], [4, 5], vectors[2]]
+    edits = [Scale("layers.0.resid_post", 0.5, positions=[-1]), Replace("layers.1.attn.z", heads=[1])]
+    for asked in ({}, {"edits": edits}, {"positions": [-1]}):
+        swept = list(model.sweep(mixed, ["layers.*.resid_post", "layers.0.attn.pattern", "logits"], **asked))
+        for prompt, trace in zip(mixed, swept, strict=True):
+            assert_alike(
+                model.trace(prompt, ["layers.*.resid_post", "layers.0.attn.pattern", "logits"], **asked), trace
+            )
+    [trace] = model.sweep([vectors[0]], edits=edits)  # the summary, in which the tokens are missing
+    assert trace.prompt.ids == (-1,) * 5 and "tokens" not in trace
+    assert trace.edits[0].moved == model.trace(vectors[0], (), edits=edits).edits[0].moved
+
+
+def test_types_of_sentences_are_each_prompts_own():
+    model = random_model(TYPED, engine=NumpyEngine("float32"))
+    prompts = prompts_for(TYPED)
+    types = [None if len(prompt) == 3 else np.arange(len(prompt)) % 3 for prompt in prompts]
+    vectors = np.random.default_rng(6).standard_normal((4, TYPED.d_model))
+    prompts, types = [*prompts, vectors, vectors], [*types, [2, 2, 0, 1], None]
+    for told in (types, iter(types)):
+        swept = list(model.sweep(prompts, ["*"], types=told, edits=[Scale("embed.types", 2.0)]))
+        for prompt, kinds, trace in zip(prompts, types, swept, strict=True):
+            alone = model.trace(
+                prompt, [p for p in model.points if p in trace], types=kinds, edits=[Scale("embed.types", 2.0)]
+            )
+            assert_alike(alone, trace)
+    pairs = list(model.sweep([[1, 2, 3]] * 2, types=[[0, 1, 2], None]))
+    assert not np.array_equal(pairs[0]["embed.out"], pairs[1]["embed.out"])
+
+
+@pytest.mark.parametrize(
+    ("prompts", "types", "why"),
+    [
+        ([[1], [2]], [[0]], "There are 2 prompts and types of 1; there must be one entry for each"),
+        (iter([[1], [2]]), [[0]], "Prompt 1: there are types of 1 prompts only"),
+        (iter([[1]]), iter([[0], [1]]), "types of more than the 1 prompts"),
+        ([[1, 2]], [[0]], r"Prompt 0: `types` must be whole numbers, one for each of the 2 tokens"),
+        ([[1, 2]], [[0, 3]], "Prompt 0: The type 3 at position 1 is unknown: typed has types 0 to 2"),
+        ([[1, 2]], [[[0], [0, 1]]], "Prompt 0: `types` must be whole numbers"),
+        ([[1, 2]], "01", "types of a sweep are a list with one entry for each prompt"),
+        ([[1, 2]], 5, "types of a sweep are a list with one entry for each prompt"),
+        ([[1, 2], np.ones((3, 5))], None, r"Prompt 1: The vectors are \[3, 5\]; typed reads \[T, 12\]"),
+        ([np.full((3, 12), np.nan)], None, "Prompt 0: The vectors must be finite"),
+        (np.ones((3, 12)), None, r"not one prompt as vectors; write \[vectors\]"),
+        ({"a": 1}, None, "takes a list of prompts, in order, not a dict"),
+    ],
+)
+def test_vectors_and_types_that_cannot_be_are_refused(prompts, types, why):
+    with pytest.raises(CutawayError, match=why):
+        list(random_model(TYPED).sweep(prompts, types=types))
+
+
+def test_types_mean_nothing_to_a_model_that_tells_no_kinds_apart():
+    with pytest.raises(CutawayError, match="Prompt 1: small-llama tells no kinds of sentences apart"):
+        list(random_model(LLAMA).sweep([[1, 2], [3]], types=[None, [0]]))
+
+
+def test_a_file_may_tell_types_beside_its_prompts(tmp_path):
+    model, path = random_model(TYPED), tmp_path / "pairs.jsonl"
+    path.write_text('{"ids": [1, 2, 3], "types": [0, 1, 1]}\n[4, 5]\n{"input_ids": [6], "token_type_ids": [2]}\n')
+    swept = list(model.sweep(path, ["embed.out"]))
+    for (prompt, kinds), trace in zip([([1, 2, 3], [0, 1, 1]), ([4, 5], None), ([6], [2])], swept, strict=True):
+        assert np.array_equal(trace["embed.out"], model.trace(prompt, types=kinds)["embed.out"])
+    with pytest.raises(CutawayError, match="Prompt 0: its types stand in the file, and are given besides"):
+        list(model.sweep(path, ["embed.out"], types=[[0, 0, 0], None, None]))
+    with pytest.raises(CutawayError, match="Text 0 tells the types of its tokens, which mean nothing here"):
+        list(random_model(LLAMA).scores(path))

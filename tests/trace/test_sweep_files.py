@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,15 @@ import pytest
 from safetensors.numpy import load_file
 
 import cutaway
+import random_models
 from cutaway import CutawayError
 from cutaway.engines.numpy import NumpyEngine
+from cutaway.engines.weights import Weight
 from cutaway.spec.catalog import llama_like
 from cutaway.trace import sweep_layout
 from cutaway.trace.edits import Function, Zero
 from cutaway.trace.sweep_folder import SweepFolder
-from random_models import LLAMA, random_ids, random_model
+from random_models import LLAMA, POST, random_ids, random_model
 
 POINTS = ["layers.*.resid_post", "layers.0.attn.pattern", "layers.1.mlp.out | mean"]
 PROMPTS = [random_ids(LLAMA, 3 + seed % 17, seed) for seed in range(60)]
@@ -284,3 +287,48 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "swept").iterdir() if path.name != ".lock"] == ["index.json"]
     monkeypatch.undo()
     assert random_model(LLAMA).sweep(PROMPTS, POINTS, to=tmp_path / "swept").complete
+
+
+def test_vectors_and_types_are_part_of_what_a_sweep_is_known_by(tmp_path):
+    model = random_model(replace(POST, token_types=2))
+    vectors = np.random.default_rng(2).standard_normal((3, POST.d_model)).astype(np.float32)
+    prompts, types = [[1, 2], vectors, [3]], [[0, 1], [1, 1, 0], None]
+
+    def swept(prompts, types):
+        return model.sweep(prompts, ["embed.out"], types=types, to=tmp_path / "swept")
+
+    folder = swept(prompts, types)
+    before = contents(folder.path)
+    assert np.array_equal(folder[1]["ids"], [-1, -1, -1])
+    for index, (prompt, kinds) in enumerate(zip(prompts, types, strict=True)):
+        assert np.array_equal(folder[index]["embed.out"], model.trace(prompt, types=kinds)["embed.out"])
+    swept([np.array([1, 2]), vectors.astype(np.float64), (3,)], [np.array([0, 1]), (1, 1, 0), None])  # the same
+    assert contents(folder.path) == before
+    other = vectors.copy()
+    other[2, 0] = np.nextafter(other[2, 0], 9)
+    for changed in (
+        (prompts, [[0, 0], [1, 1, 0], None]),
+        (prompts, [[0, 1], None, None]),
+        ([[1, 2], other, [3]], types),
+        ([[1, 2], vectors.reshape(3, -1)[::-1], [3]], types),
+    ):
+        with pytest.raises(CutawayError, match="are not those that"):
+            swept(*changed)
+    assert contents(folder.path) == before
+
+
+def test_a_model_with_other_types_is_known_from_the_one_that_a_sweep_was_begun_with(tmp_path, monkeypatch):
+    spec = replace(POST, token_types=2)
+    random_model(spec).sweep([[1, 2]], ["embed.out"], to=tmp_path / "swept")
+    made = random_models.random_weights
+
+    def changed(spec, seed=0, dtype="float64"):
+        weights = made(spec, seed, dtype)
+        [table] = [name for name in weights if name.startswith("embed_types") or name.startswith("embed.types")]
+        rows = weights[table].dequantise(np.float64).copy()
+        rows[1] += 1  # only this row, which no prompt here uses
+        return {**weights, table: Weight.of(rows)}
+
+    monkeypatch.setattr(random_models, "random_weights", changed)
+    with pytest.raises(CutawayError, match=r"other settings \(weights\)"):
+        random_model(spec).sweep([[1, 2]], ["embed.out"], to=tmp_path / "swept")

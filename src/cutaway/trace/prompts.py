@@ -1,6 +1,7 @@
 """What people give as a prompt, checked: a text, ids, or vectors in the place of tokens."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,38 @@ from cutaway.trace.trace import Prompt
 
 PromptLike = str | Sequence[int] | np.ndarray
 NO_TOKEN = -1  # the id of what was given as a vector
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """A prompt as people give it, with the sentence kinds of its tokens where they told them."""
+
+    prompt: PromptLike
+    types: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Fed:
+    """What a pass is fed: the prompt, the kinds of its tokens `[T]`, the vectors `[T, d]` in their place."""
+
+    prompt: Prompt
+    types: np.ndarray | None = None
+    vectors: np.ndarray | None = None
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """The ids `[T]`, or the vectors."""
+        return np.asarray(self.prompt.ids) if self.vectors is None else self.vectors
+
+
+def fed(given: Given, spec: ModelSpec, read: Callable[[PromptLike], Prompt]) -> Fed:
+    """What is run for what was given; `read` makes a prompt of texts and ids. Raises CutawayError as `trace` does."""
+    vectors = None
+    if is_vectors(given.prompt):
+        prompt, vectors = read_vectors(np.asarray(given.prompt), spec)
+    else:
+        prompt = read(given.prompt)
+    return Fed(prompt, read_types(given.types, len(prompt.ids), spec), vectors)
 
 
 def is_vectors(prompt: Any) -> bool:
@@ -88,7 +121,10 @@ def read_types(types: Sequence[int] | np.ndarray | None, length: int, spec: Mode
         return None
     if spec.token_types is None:
         raise CutawayError(f"{spec.name} tells no kinds of sentences apart; leave `types` out.")
-    kinds = np.asarray(types)
+    try:
+        kinds = np.asarray(types)
+    except ValueError:  # lists of different lengths in a list
+        kinds = np.asarray(None)
     if kinds.dtype.kind not in "iu" or kinds.shape != (length,):
         raise CutawayError(
             f"`types` must be whole numbers, one for each of the {length} tokens, not {kinds.dtype} of shape "

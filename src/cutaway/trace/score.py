@@ -164,7 +164,7 @@ def scores(
         _refuse_other_vocabulary(scorer, other)
     context, stride = _windowing(machines, context, stride)
     prompts = prompts_of(texts)
-    return _scores(scorer, machines, prompts.after(0), prompts.count(), context, stride)
+    return _scores(scorer, machines, prompts.untyped(), prompts.count(), context, stride)
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from cutaway.points import find_points
 from cutaway.progress import progress
 from cutaway.trace.bill import free_memory
 from cutaway.trace.plan import listed, make_plan
-from cutaway.trace.prompts import PromptLike
+from cutaway.trace.prompts import Fed, Given, PromptLike, fed
 from cutaway.trace.running import Machine, Points, Watching, heads_kept
 from cutaway.trace.sweep_pass import InPrompt, Packed
 from cutaway.trace.sweep_prompts import SweepPrompts, prompts_of
@@ -29,6 +29,7 @@ class Sweeping(TypedDict, total=False):
     positions: Sequence[int] | None
     heads: Sequence[int] | None
     edits: Any
+    types: Any
     reduce: Reduce
     layout: str
     dtype: str | None
@@ -48,7 +49,7 @@ class Sweep:
     reduce: Callable[[Trace], Mapping[str, Any]] | None
     tokens_per_pass: int
 
-    def results(self, skipped: int = 0) -> Iterator[tuple[PromptLike, Prompt, Any]]:
+    def results(self, skipped: int = 0) -> Iterator[tuple[Given, Prompt, Any]]:
         """What was given, what was run for it, and its trace, or what `reduce` made of it; in the order of the prompts.
 
         The first `skipped` prompts are left out. A bar shows how many are done.
@@ -62,31 +63,39 @@ class Sweep:
                     trace = traces.pop()  # so that it can go before the pack does
                     result = trace if self.reduce is None else _reduced(self.reduce, trace, first + index)
                     del trace
-                    yield raw, prompt, result
+                    yield raw, prompt.prompt, result
                     del result
                     advance(1)
 
-    def _packs(self, packed: Packed, skipped: int) -> Iterator[tuple[int, list[PromptLike], list[Prompt]]]:
-        """As many prompts at a time as fit into a pass and, with what they keep, into a quarter of the free memory."""
+    def told(self, given: Given) -> Fed:
+        """What is run for what was given. Raises CutawayError for what cannot be."""
+        return fed(given, self.machine.spec, self.read)
+
+    def _packs(self, packed: Packed, skipped: int) -> Iterator[tuple[int, list[Given], list[Fed]]]:
+        """As many prompts at a time as fit into a pass and, with what they keep, into a quarter of the free memory.
+
+        Prompts given as vectors share passes with one another only.
+        """
         free = free_memory()
         room = self.asked.limit if self.asked.limit is not None else None if free is None else free // 4
-        given: list[PromptLike] = []
-        prompts: list[Prompt] = []
+        given: list[Given] = []
+        prompts: list[Fed] = []
         first, tokens, kept = skipped, 0, 0
         for index, raw in enumerate(self.prompts.after(skipped), skipped):
             try:
-                prompt = self.read(raw)
+                prompt = self.told(raw)
                 cost = packed.bytes(prompt)
             except CutawayError as error:
                 raise CutawayError(f"Prompt {index}: {error}") from None
-            warn_beyond_context(self.machine.spec, 0, len(prompt.ids))
-            over = tokens + len(prompt.ids) > self.tokens_per_pass or (room is not None and kept + cost > room)
-            if prompts and over:
+            length = len(prompt.sequence)
+            warn_beyond_context(self.machine.spec, 0, length)
+            over = tokens + length > self.tokens_per_pass or (room is not None and kept + cost > room)
+            if prompts and (over or (prompt.vectors is None) != (prompts[0].vectors is None)):
                 yield first, given, prompts
                 given, prompts, first, tokens, kept = [], [], index, 0, 0
             given.append(raw)
             prompts.append(prompt)
-            tokens, kept = tokens + len(prompt.ids), kept + cost
+            tokens, kept = tokens + length, kept + cost
         if prompts:
             yield first, given, prompts
 
@@ -112,7 +121,8 @@ def sweep(
     heads_kept(settings.get("heads"), make_plan(machine.spec, points), machine.spec)  # what is not there is told now
     asked = Watching(points, settings.get("positions"), settings.get("heads"), limit=settings.get("limit"), edits=edits)
     tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", TOKENS_PER_PASS))
-    made = Sweep(machine, read, prompts_of(prompts), asked, reduce if callable(reduce) else None, tokens)
+    given = prompts_of(prompts, settings.get("types"))
+    made = Sweep(machine, read, given, asked, reduce if callable(reduce) else None, tokens)
     if to is None:
         for name in ("layout", "dtype", "shard_tokens"):
             if settings.get(name) is not None:
@@ -148,7 +158,7 @@ def _reduced(reduce: Callable[[Trace], Mapping[str, Any]], trace: Trace, index: 
     return {str(name): np.asarray(value) for name, value in made.items()}
 
 
-def _traces(packed: Packed, first: int, prompts: list[Prompt]) -> list[Trace]:
+def _traces(packed: Packed, first: int, prompts: list[Fed]) -> list[Trace]:
     """One pass; an error about one of its prompts names the place in the whole sweep."""
     try:
         return packed.run(prompts)

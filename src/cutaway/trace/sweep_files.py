@@ -160,7 +160,7 @@ def _checked(sweep: Sweep, layout: Layout, first: Any) -> None:
     """Refuse, before anything is written, what cannot be run or has no place in this layout."""
     packed = Packed(sweep.machine, sweep.asked)
     try:
-        prompt = sweep.read(first)
+        prompt = sweep.told(first)
         packed.bytes(prompt)
     except CutawayError as error:
         raise CutawayError(f"Prompt 0: {error}") from None
@@ -205,7 +205,8 @@ def _recognised(machine: Machine) -> str:
     """A digest of what the model is and of what it computes: of its spec, and of one short pass, bit for bit."""
     spec = machine.spec
     ids = np.array([(7 * i * i + 3 * i) % spec.vocab_size for i in range(min(_PROBED, spec.n_max or _PROBED))])
-    ran = transformer(machine.engine, spec, machine.parameters, [ids])
+    types = None if spec.token_types is None else np.arange(len(ids)) % spec.token_types
+    ran = transformer(machine.engine, spec, machine.parameters, [ids], types=types)
     digest = hashlib.sha256(json.dumps(spec_to_json(spec)).encode())
     for value in (ran.final, ran.logits):
         if value is not None:

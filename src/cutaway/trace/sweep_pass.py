@@ -16,9 +16,10 @@ from cutaway.trace.bill import Bill, bill
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import EditedPass, Editing, as_shown
 from cutaway.trace.plan import Plan
+from cutaway.trace.prompts import Fed
 from cutaway.trace.recorder import Cut, Recorder
 from cutaway.trace.running import Machine, Watching, finite_results, planned, rerun, unedited_run, value_type
-from cutaway.trace.trace import Prompt, Trace, rows_asked
+from cutaway.trace.trace import Trace, rows_asked
 
 
 class Packed:
@@ -29,73 +30,80 @@ class Packed:
 
     def __init__(self, machine: Machine, asked: Watching) -> None:
         self._machine, self._asked = machine, asked
-        self._planned: tuple[Plan, Cut, ModelSpec, frozenset[Point]] | None = None
-        self._bills: dict[int, Bill] = {}
+        self._planned: dict[bool, tuple[Plan, Cut, ModelSpec, frozenset[Point]]] = {}
+        self._bills: dict[tuple[int, bool], Bill] = {}
 
-    def bytes(self, prompt: Prompt) -> int:
+    def bytes(self, told: Fed) -> int:
         """What one prompt's capture keeps. Raises CutawayError where it is over the limit, or cannot be planned."""
-        length = len(prompt.ids)
-        if length not in self._bills:
-            plan, cut, spec, edited = self._plan(prompt)
+        length = len(told.prompt.ids)
+        kind = length, told.vectors is None
+        if kind not in self._bills:
+            plan, cut, spec, edited = self._plan(told)
             dtype = value_type(self._machine.engine)
             made = bill(plan, spec, length, self._cut(cut, length), dtype, edited=edited)
             made.refuse_over(self._asked.limit)
-            self._bills[length] = made
-        return self._bills[length].bytes
+            self._bills[kind] = made
+        return self._bills[kind].bytes
 
-    def plan(self, prompt: Prompt) -> Plan:
-        """What is kept of every prompt; of which one it is asked does not matter."""
-        return self._plan(prompt)[0]
+    def plan(self, told: Fed) -> Plan:
+        """What is kept of every prompt of this kind, tokens or vectors; of which one it is asked does not matter."""
+        return self._plan(told)[0]
 
-    def run(self, prompts: Sequence[Prompt]) -> list[Trace]:
-        """One pass over all of them. Raises CutawayError as `Model.trace` does, for the first prompt it concerns."""
+    def run(self, prompts: Sequence[Fed]) -> list[Trace]:
+        """One pass over all of them, which are of one kind: tokens, or vectors in their place.
+
+        Raises CutawayError as `Model.trace` does, for the first prompt it concerns.
+        """
         machine = self._machine
         engine, parameters = machine.engine, machine.parameters
-        layout = Layout.of(len(prompt.ids) for prompt in prompts)
-        parts = [self._part(index, prompt) for index, prompt in enumerate(prompts)]
+        layout = Layout.of(len(told.prompt.ids) for told in prompts)
+        parts = [self._part(index, told) for index, told in enumerate(prompts)]
         spec = parts[0].editing.spec
         rows = [segment.start + row for part, segment in zip(parts, layout.segments, strict=True) for row in part.rows]
         tap = Apart(engine, layout, [part.tap for part in parts], [len(part.rows) for part in parts])
-        ids = [np.asarray(prompt.ids) for prompt in prompts]
-        ran = transformer(engine, spec, parameters, ids, tap=tap, rows=rows)
+        sequences = [told.sequence for told in prompts]
+        ran = transformer(engine, spec, parameters, sequences, tap=tap, rows=rows, types=_types(prompts))
         given = iter(_parted(ran, layout, [len(part.rows) for part in parts]))
         return [part.trace(next(given)) for part in parts]
 
-    def _plan(self, prompt: Prompt) -> tuple[Plan, Cut, ModelSpec, frozenset[Point]]:
+    def _plan(self, told: Fed) -> tuple[Plan, Cut, ModelSpec, frozenset[Point]]:
         # Points, edits and heads are those of all prompts; only the rows differ, and the length that edits count from.
-        if self._planned is None:
+        kind, length = told.vectors is None, len(told.prompt.ids)
+        if kind not in self._planned:
             editing = Editing(
-                self._asked.edits, self._machine.spec, len(prompt.ids), unedited=lambda points: None
+                self._asked.edits, self._machine.spec, length, unedited=lambda points: None
             )  # nothing runs
-            plan, cut = planned(editing.spec, self._asked, Layout.of([len(prompt.ids)]), editing)
-            self._planned = plan, cut, editing.spec, editing.altered
-        return self._planned
+            plan, cut = planned(editing.spec, self._of(told), Layout.of([length]), editing)
+            self._planned[kind] = plan, cut, editing.spec, editing.altered
+        return self._planned[kind]
 
-    def _editing(self, prompt: Prompt) -> Editing:
-        unedited = unedited_run(self._machine, prompt, self._asked)
-        return Editing(self._asked.edits, self._machine.spec, len(prompt.ids), unedited=unedited)
+    def _of(self, told: Fed) -> Watching:
+        """What is asked of this prompt."""
+        return replace(self._asked, types=told.types, vectors=told.vectors)
 
     def _cut(self, cut: Cut, length: int) -> Cut:
         asked = self._asked.positions
         return cut if asked is None else replace(cut, rows=rows_asked(asked, length))
 
-    def _part(self, index: int, prompt: Prompt) -> "_Part":
+    def _part(self, index: int, told: Fed) -> "_Part":
         with naming(index):
-            plan, cut, _, _ = self._plan(prompt)
-            cut = self._cut(cut, len(prompt.ids))
-            return _Part(index, self._machine, self._asked, prompt, plan, cut, self._editing(prompt))
+            plan, cut, _, _ = self._plan(told)
+            asked, length = self._of(told), len(told.prompt.ids)
+            unedited = unedited_run(self._machine, told.prompt, asked)
+            editing = Editing(asked.edits, self._machine.spec, length, unedited=unedited)
+            return _Part(index, self._machine, asked, told, plan, self._cut(cut, length), editing)
 
 
 class _Part:
     """One sequence of a packed pass: its own edits, its own recorder, and the trace that comes of them."""
 
     def __init__(
-        self, index: int, machine: Machine, asked: Watching, prompt: Prompt, plan: Plan, cut: Cut, editing: Editing
+        self, index: int, machine: Machine, asked: Watching, told: Fed, plan: Plan, cut: Cut, editing: Editing
     ) -> None:
-        self._index, self._machine, self._asked, self._prompt = index, machine, asked, prompt
+        self._index, self._machine, self._asked, self._told = index, machine, asked, told
         self._plan, self._cut, self.editing = plan, cut, editing
         engine, spec = machine.engine, editing.spec
-        self._layout = Layout.of([len(prompt.ids)])
+        self._layout = Layout.of([len(told.prompt.ids)])
         self._recorder = Recorder(engine, self._layout, plan.kept, spec=spec, reduced=plan.taken(spec), cut=cut)
         reads = any(point.name == "logits" for point in (*plan.points, *(one.point for one in plan.reduced)))
         edited = editing.logit_rows(self._layout, all_rows=reads) if editing.edits else None
@@ -108,21 +116,23 @@ class _Part:
     def trace(self, ran: Pass) -> Trace:
         """What this sequence's part of the pass left."""
         machine, editing, spec = self._machine, self.editing, self.editing.spec
-        ids = np.asarray(self._prompt.ids)
+        prompt, sequence, types = self._told.prompt, self._told.sequence, self._told.types
         self._recorder.finish()
         with naming(self._index):
-            last = finite_results(machine.engine, spec, machine.parameters, ran, self._recorder, ids, None, editing)
+            last = finite_results(
+                machine.engine, spec, machine.parameters, ran, self._recorder, sequence, types, editing
+            )
             if self._edited is not None:
-                editing.finish(self._edited.done, len(ids))
+                editing.finish(self._edited.done, len(sequence))
         told = None
         if self._edited is not None:
-            again = rerun(machine, self._prompt, self._asked, ids, editing)
+            again = rerun(machine, prompt, self._asked, sequence, editing)
             told = Edited(machine.spec, self._edited.done, last, again)
         trace = Trace(
             machine.engine,
             spec,
             machine.parameters,
-            self._prompt,
+            prompt,
             self._plan,
             self._layout,
             self._recorder.kept,
@@ -239,6 +249,14 @@ class _ApartLayer:
 def _copied(part: Any) -> Any:
     """A copy that lies in memory as the same value of a pass over this sequence alone does: products round by that."""
     return part.copy(order="K") if isinstance(part, np.ndarray) else part.clone()  # the torch engine's tensors
+
+
+def _types(prompts: Sequence[Fed]) -> np.ndarray | None:
+    """The kinds of all rows of the pass; 0 where a prompt tells none."""
+    if all(told.types is None for told in prompts):
+        return None
+    kinds = [np.zeros(len(told.prompt.ids), np.intp) if told.types is None else told.types for told in prompts]
+    return np.concatenate(kinds)
 
 
 def _parted(ran: Pass, layout: Layout, asked: Sequence[int]) -> Iterator[Pass]:
