@@ -224,7 +224,7 @@ class Model:
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         changed = read_edits(edits)
         request, steps = self._continue(prompt, basic, settings, points, changed)
-        return finished(request.ids, steps, keep_steps=bool(points) or bool(changed) or request.keeps_steps)
+        return finished(request, steps, (self.spec, self.engine.dtype.name), keep_steps=bool(points or changed))
 
     def generate_many(
         self,
@@ -313,10 +313,10 @@ class Model:
         watched = callable(points) or bool(points)
         if not watched and not edits:
             batch = self.batch(1, shown=True)
-            return request, batch.steps(batch.submit(request, cache=settings.get("cache")))
+            return request, batch.steps(batch.submit(request, cache=settings.get("cache") or None))
         refuse_shortcuts(request, settings)
         stepping = Stepping(self._machine, request.ids, Watching(points, edits=edits), self._pieces)
-        return request, stepping.told(loop(stepping.advance, request, self._tokenizer))
+        return request, stepping.told(loop(stepping.advance, request, self._tokenizer, stepping.room))
 
     @property
     def _machine(self) -> Machine:

@@ -236,6 +236,34 @@ def test_guesses_give_the_same_text_in_fewer_passes(here):
     assert "tokens a pass" not in plain.err
 
 
+def test_the_cache_is_shown_filling_and_is_in_the_document_too(here):
+    arguments = ("generate", "--model", "toy", TOY, "--temperature", "0", "--max-tokens", "6")
+    shown, told = here(*arguments, "--show-cache"), json.loads(here(*arguments, "--json").out)["cache"]
+    use = package.load("toy").generate(TOY, 6, 0).cache
+    assert shown.code == 0 and str(use) in shown.out
+    assert told == json.loads(json.dumps(use.as_dict()))
+    assert [step["reused"] for step in told["steps"]] == [0, 3, 4, 5, 6, 7]
+    assert (told["kept"], told["rows_run"], told["rows_run_without_cache"]) == (True, 8, 3 + 4 + 5 + 6 + 7 + 8)
+
+
+def test_without_a_cache_the_text_is_the_same_and_the_work_is_not(here):
+    arguments = ("generate", "--model", "toy", "--engine", "cpu", TOY, "--max-tokens", "6", "--seed", "4")
+    plain, naive = here(*arguments), here(*arguments, "--no-cache")
+    assert naive.out == plain.out
+    told, cached = (json.loads(here(*arguments, "--json", *more).out) for more in (["--no-cache"], []))
+    assert told["tokens"] == cached["tokens"]
+    assert (told["settings"]["cache"], cached["settings"]["cache"]) == (False, True)
+    assert told["cache"]["flops_without_cache"] == cached["cache"]["flops_without_cache"]
+    assert told["cache"]["rows_run"] == told["cache"]["rows_run_without_cache"] > cached["cache"]["rows_run"]
+    beside = here(*arguments[:-2], "--no-cache", "--show-cache")  # without a seed of mine
+    assert "the very same tokens, bit for bit" in beside.out
+
+
+def test_both_caches_are_shown_of_two_continuations(here):
+    ended = here("generate", "--model", "toy", TOY, "--max-tokens", "3", "--seed=1", "--beside-greedy", "--show-cache")
+    assert "The KV cache, drawn at T = 1" in ended.out and "The KV cache, greedy" in ended.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -256,6 +284,7 @@ def test_guesses_give_the_same_text_in_fewer_passes(here):
         ([TOY, "--chat"], "without a chat template"),
         ([TOY, "--force", "troll"], "--force is 'troll'; it takes a step and a text"),
         ([TOY, "--force", "1=elf"], "'elf' is not in this model's vocabulary"),
+        ([TOY, "--guess", "2", "--no-cache", "--show-cache"], "leave out guess"),
         ([TOY, "--force", "99=troll", "--max-tokens", "3"], "--force names step 99, but --max-tokens 3 ends at step 2"),
         ([TOY, "--force", "1=troll", "--force", "1=potion"], "--force names step 1 twice, with 'troll' and 'potion'"),
         ([TOY, "--force", "0=troll", "--beside-greedy"], "each show two continuations"),
@@ -264,6 +293,7 @@ def test_guesses_give_the_same_text_in_fewer_passes(here):
         ([TOY, "--logit-bias", "10=3"], "logit_bias names token 10; toy has ids 0 to 9"),
         ([TOY, "--order", "ollama"], "There is no order 'ollama'"),
         ([TOY, "--guess", "-1"], "guess is -1"),
+        ([TOY, "--guess", "2", "--no-cache"], "leave out guess"),
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True])

@@ -3,10 +3,10 @@
 import gc
 import threading
 import weakref
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from cached_models import DYNAMIC, ENGINES, LATENT, SPECS, WINDOWED, model_of, passes_of
 
 import cutaway
 from cutaway import CutawayError
@@ -14,62 +14,9 @@ from cutaway.engines.layout import CHUNK
 from cutaway.generate import Basic, QueueFull
 from cutaway.generate.batch import Batch
 from cutaway.generate.passes import Passes
-from cutaway.spec import (
-    AttentionSpec,
-    DynamicScaling,
-    FeedForwardSpec,
-    LatentSpec,
-    LayerSpec,
-    ModelSpec,
-    NormSpec,
-    RotarySpec,
-)
-from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model
+from random_models import LLAMA, CountingEngine, random_ids, random_model
 
 PROMPT = "<BOS> dragon drinks"
-
-
-def with_attention(**changes) -> ModelSpec:
-    """The small Llama with another attention in every layer."""
-    layers = tuple(replace(layer, attention=replace(layer.attention, **changes)) for layer in LLAMA.layers)
-    return replace(LLAMA, layers=layers)
-
-
-ROTARY = RotarySpec(10_000.0, 4, "halves")
-WINDOWED = with_attention(window=5)
-DYNAMIC = with_attention(rotary=replace(ROTARY, scaling=DynamicScaling(2.0, 16)))
-LATENT = ModelSpec(
-    "small-latent",
-    23,
-    12,
-    (
-        LayerSpec(
-            AttentionSpec(
-                2,
-                2,
-                7,
-                rotary=RotarySpec(1e4, 4, "adjacent"),
-                latent=LatentSpec(6, None, 3, 4, NormSpec("rms", 1e-6)),
-                d_value=3,
-            ),
-            FeedForwardSpec(20, "silu", gated=True),
-            NormSpec("rms", 1e-6),
-        ),
-    )
-    * 2,
-)
-SPECS = [GPT2, LLAMA, WINDOWED, LATENT, DYNAMIC]
-ENGINES = [("numpy", "float64"), ("numpy", "float32"), ("cpu", "float32")]
-
-
-def model_of(spec, engine, dtype):
-    from cutaway.engines import make_engine
-
-    return random_model(spec, engine=make_engine(engine, dtype), dtype="float32")
-
-
-def passes_of(model) -> Passes:
-    return Passes(model.engine, model.spec, model.parameters)
 
 
 def told(out) -> tuple:
@@ -299,57 +246,6 @@ def test_closing_without_draining_ends_everybody(toy):
     batch.close(drain=False)
     assert batch.step() is False
     assert [ticket.finish for ticket in tickets] == ["cancelled"] * 3
-
-
-# Prefixes that were read already
-
-
-@pytest.mark.parametrize("spec", [GPT2, LLAMA, WINDOWED, LATENT, DYNAMIC], ids=lambda spec: spec.name)
-def test_a_cache_from_an_earlier_call_spares_the_prompt_that_it_holds(spec):
-    model = random_model(spec, engine=CountingEngine())
-    ids = random_ids(spec, 14).tolist()
-    cache = passes_of(model).cache()
-    first = model.generate(ids, 4, seed=1, cache=cache)
-    assert cache.ids == [*ids, *first.tokens[:-1]]
-    turn = [*ids, *first.tokens, 3, 4]
-    model.engine.multiplied.clear()
-    second = model.generate(turn, 4, seed=2, cache=cache)
-    whole = model.generate(turn, 4, seed=2)
-    assert second.tokens == whole.tokens
-    np.testing.assert_allclose(second.logprobs, whole.logprobs, rtol=1e-9)
-    rows = model.engine.rows_through(model.parameters.layers[0]["mlp.up"].weight)
-    assert rows[0] == (20 if spec is DYNAMIC else 3)  # where angles hang on the length, nothing stays true
-
-
-def test_what_differs_from_a_cache_is_cut_off_and_the_last_token_always_runs(toy):
-    cache = passes_of(toy).cache()
-    toy.generate([0, 5, 6, 3, 1], 3, seed=1, cache=cache)
-    for prompt in ([0, 5, 6], [0, 5, 6, 4], [1], [0, 5, 6, 3, 1, 2, 2, 2]):
-        again = toy.generate(prompt, 3, seed=1, cache=cache)
-        assert again.tokens == toy.generate(prompt, 3, seed=1).tokens
-        assert cache.ids == [*prompt, *again.tokens[:-1]]
-
-
-def test_a_batch_keeps_caches_for_prompts_that_begin_alike():
-    model = random_model(LLAMA, engine=CountingEngine())
-    batch = model.batch(retained=2)
-    long = random_ids(LLAMA, 40).tolist()
-    for prompt, new in ((long, 40), ([*long, 1, 2], 3 - 1), ([7, *long], 41), ([*long, 1, 2, 5], 1)):
-        model.engine.multiplied.clear()
-        ticket = batch.submit(model.request(prompt, Basic(1, seed=0)))
-        while batch.step():
-            pass
-        assert model.engine.rows_through(model.parameters.layers[0]["mlp.up"].weight)[0] == new
-        assert ticket.reused == len(prompt) - new
-        assert [step.token for step in ticket] == model.generate(prompt, 1, seed=0).tokens
-
-
-def test_settings_that_no_traced_run_can_have_are_refused(toy):
-    for setting in ({"guess": 4}, {"cache": passes_of(toy).cache()}):
-        with pytest.raises(CutawayError, match="leave out guess and cache"):
-            toy.generate(PROMPT, points=["logits"], **setting)
-    with pytest.raises(CutawayError, match="There is no setting 'tempo'"):
-        toy.generate(PROMPT, tempo=3)
 
 
 # Counted and seen

@@ -246,7 +246,7 @@ def test_times_and_speed_are_told(toy):
 
 def test_a_response_is_put_together_from_its_steps():
     steps = [Step(0, 7, "a", -0.5), Step(1, 8, "b", -1.5, "length")]
-    out = finished([1, 2], iter(steps), keep_steps=True)
+    out = finished(Request((1, 2), Limits(2, None, frozenset(), ())), iter(steps), (GPT2, "float64"), keep_steps=True)
     assert (out.tokens, out.text, out.logprobs, out.finish, out.steps) == ([7, 8], "ab", [-0.5, -1.5], "length", steps)
 
 

@@ -67,6 +67,60 @@ def read_ids(text: str) -> list[int]:
     return ids
 
 
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """How a token is picked: the options that `generate` and `chat` share."""
+    picking = parser.add_argument_group("how a token is picked")
+    picking.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        metavar="T",
+        help="0 takes the likeliest; 1 (if not given) draws fairly",
+    )
+    picking.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
+    picking.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that make up P together")
+    picking.add_argument(
+        "--min-p", type=float, metavar="P", help="draw from those at least P times as likely as the first"
+    )
+    picking.add_argument(
+        "--typical-p", type=float, metavar="P", help="draw from those nearest to the entropy that make up P together"
+    )
+    picking.add_argument(
+        "--repetition-penalty", type=float, metavar="R", help="divide the logits of what stands in the text (1: not)"
+    )
+    picking.add_argument("--presence-penalty", type=float, metavar="X", help="subtract X from what was said already")
+    picking.add_argument("--frequency-penalty", type=float, metavar="X", help="subtract X as often as it was said")
+    picking.add_argument(
+        "--logit-bias",
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X to the logit of a token id (-inf bans it); repeatable",
+    )
+    picking.add_argument(
+        "--order", default="cutaway", metavar="ORDER", help="of the stages: cutaway (if not given), hf, vllm, llama.cpp"
+    )
+    picking.add_argument("--seed", type=int, metavar="N", help="makes the draws repeatable")
+
+
+def sampling_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What was said of it, as `model.generate` takes it."""
+    named = ("temperature", "top_k", "top_p", "min_p", "seed", "typical_p", "order")
+    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+    return {name: getattr(options, name) for name in (*named, *penalties)} | {"logit_bias": _biases(options.logit_bias)}
+
+
+def _biases(given: list[str]) -> dict[int, float] | None:
+    biases = {}
+    for text in given:
+        token, _, bias = text.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise CutawayError(f"--logit-bias is {text!r}; it takes a token id and a number, as in 260=-1.5.") from None
+    return biases or None
+
+
 def _from_stdin() -> str:
     if sys.stdin.isatty():
         end = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cutaway.cli.arguments import add_model, load_model
-from cutaway.cli.generate import add_sampling, harmless, sampling_settings
+from cutaway.cli.arguments import add_model, add_sampling, load_model, sampling_settings
+from cutaway.cli.generate import harmless
 from cutaway.errors import CutawayError
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ HELP = """\
 /system TEXT       begin anew with this system prompt (/system alone: with none)
 /history           every message so far
 /ids               the exact ids of the next prompt, by role
+/cache             the keys and values that are kept: what the last answer reused and added
 /save FILE         write the conversation as JSON
 /load FILE         go on with a saved one
 /reset             forget all but the system prompt
@@ -115,6 +116,10 @@ def _command(conversation: "Conversation", line: str) -> str | None:
             print(f"{message['role']}: {harmless(message['content'])}")
     elif word == "/ids":
         _show_ids(conversation)
+    elif word == "/cache":
+        if conversation.cache_use is None:
+            raise CutawayError("Nothing is kept yet; say something first.")
+        conversation.cache_use.show()
     elif word in ("/save", "/load"):
         if not rest:
             raise CutawayError(f"{word} needs a file, as in {word} talk.json.")

@@ -8,7 +8,15 @@ from dataclasses import asdict
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from cutaway.cli.arguments import add_model, add_prompt, load_model, print_json, read_prompt
+from cutaway.cli.arguments import (
+    add_model,
+    add_prompt,
+    add_sampling,
+    load_model,
+    print_json,
+    read_prompt,
+    sampling_settings,
+)
 from cutaway.errors import CutawayError
 
 if TYPE_CHECKING:
@@ -55,50 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="then show each step: probability, entropy, margin, what was drawn, what else",
     )
+    looking.add_argument(
+        "--show-cache",
+        action="store_true",
+        help="then show the keys and values that were kept: bytes, rows reused and run at each step, the work saved",
+    )
+    looking.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="keep nothing: run the whole text at every step, for the same tokens; --show-cache runs both and compares",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document at the end")
-
-
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """How a token is picked: the options that `generate` and `chat` share."""
-    picking = parser.add_argument_group("how a token is picked")
-    picking.add_argument(
-        "--temperature",
-        type=float,
-        default=1.0,
-        metavar="T",
-        help="0 takes the likeliest; 1 (if not given) draws fairly",
-    )
-    picking.add_argument("--top-k", type=int, metavar="K", help="draw from the K likeliest only")
-    picking.add_argument("--top-p", type=float, metavar="P", help="draw from the likeliest that make up P together")
-    picking.add_argument(
-        "--min-p", type=float, metavar="P", help="draw from those at least P times as likely as the first"
-    )
-    picking.add_argument(
-        "--typical-p", type=float, metavar="P", help="draw from those nearest to the entropy that make up P together"
-    )
-    picking.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="divide the logits of what stands in the text (1: not)"
-    )
-    picking.add_argument("--presence-penalty", type=float, metavar="X", help="subtract X from what was said already")
-    picking.add_argument("--frequency-penalty", type=float, metavar="X", help="subtract X as often as it was said")
-    picking.add_argument(
-        "--logit-bias",
-        action="append",
-        default=[],
-        metavar="ID=X",
-        help="add X to the logit of a token id (-inf bans it); repeatable",
-    )
-    picking.add_argument(
-        "--order", default="cutaway", metavar="ORDER", help="of the stages: cutaway (if not given), hf, vllm, llama.cpp"
-    )
-    picking.add_argument("--seed", type=int, metavar="N", help="makes the draws repeatable")
-
-
-def sampling_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What was said of it, as `model.generate` takes it."""
-    named = ("temperature", "top_k", "top_p", "min_p", "seed", "typical_p", "order")
-    penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-    return {name: getattr(options, name) for name in (*named, *penalties)} | {"logit_bias": _biases(options.logit_bias)}
 
 
 def run(options: argparse.Namespace) -> int:
@@ -141,19 +116,9 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
         "max_tokens": options.max_tokens,
         "stop": options.stop,
         "guess": options.guess,
+        "cache": False if options.no_cache else None,
         "record": _looked_at() if options.steps else False,
     }
-
-
-def _biases(given: list[str]) -> dict[int, float] | None:
-    biases = {}
-    for text in given:
-        token, _, bias = text.partition("=")
-        try:
-            biases[int(token)] = float(bias)
-        except ValueError:
-            raise CutawayError(f"--logit-bias is {text!r}; it takes a token id and a number, as in 260=-1.5.") from None
-    return biases or None
 
 
 def _forced(given: list[str]) -> dict[int, str]:
@@ -180,6 +145,7 @@ def _side_by_side(
     options: argparse.Namespace,
 ) -> int:
     """Two continuations of one prompt, in one batch: with and without a forced token, or drawn and greedy."""
+    from cutaway.generate.draw_cache import draw_cache
     from cutaway.generate.draw_steps import Continuation, draw_beside, draw_steps
 
     if not forced and options.temperature == 0:
@@ -211,9 +177,11 @@ def _side_by_side(
         given = frozenset(step.index for step in out.steps if step.forced)
         shown.append(Continuation(title, out, [harmless(text) for text in said(model, out)], given))
     draw_beside(shown[0], shown[1])
-    if options.steps:
-        for continuation in shown:
+    for continuation in shown:
+        if options.steps:
             draw_steps(continuation.out.steps, lambda token: harmless(model.piece(token)), title=continuation.title)
+        if options.show_cache and continuation.out.cache is not None:
+            draw_cache(continuation.out.cache, title=continuation.title)
     return 0
 
 
@@ -275,13 +243,15 @@ def _document(model: "Model", prompt: str | list[int], out: "Generation", settin
         "prompt_seconds": out.prompt_seconds,
         "decode_seconds": out.decode_seconds,
         "tokens_per_second": out.tokens_per_second,
+        "cache": None if out.cache is None else out.cache.as_dict(),
     }
 
 
 def _told_settings(settings: dict[str, Any]) -> dict[str, Any]:
     biases = settings["logit_bias"] or {}
     written = {token: bias if isfinite(bias) else "-inf" for token, bias in biases.items()}  # JSON has no infinity
-    return {name: value for name, value in settings.items() if name != "record"} | {"logit_bias": written or None}
+    told = {name: value for name, value in settings.items() if name != "record"}
+    return told | {"logit_bias": written or None, "cache": settings["cache"] is not False}
 
 
 def _as_text(
@@ -291,6 +261,8 @@ def _as_text(
     settings: dict[str, Any],
     options: argparse.Namespace,
 ) -> int:
+    if options.show_cache and options.no_cache and settings["seed"] is None:
+        settings["seed"] = random_seed()  # both runs draw the same numbers
     steps = model.stream(prompt, **settings)  # wrong settings are refused here, before anything is shown
     watched = sys.stdout.isatty()
     begun = first = time.perf_counter()
@@ -319,7 +291,23 @@ def _as_text(
 
         draw_steps(taken, lambda token: harmless(model.piece(token)))
     _tell(model, prompt, taken, finish, first - begun, time.perf_counter() - first)
+    if options.show_cache:
+        _show_cache(model, prompt, taken, settings)
     return 0
+
+
+def _show_cache(model: "Model", prompt: str | list[int], taken: "list[Step]", settings: dict[str, Any]) -> None:
+    """What was kept at each step; after a run that kept nothing, the same with a cache beside it, timed."""
+    from cutaway.generate.cache_use import CacheUse
+    from cutaway.generate.draw_cache import draw_beside_cached, draw_cache
+
+    ids = model.prompt(prompt).ids
+    told = tuple(step.cache for step in taken if step.cache is not None)
+    use = CacheUse(model.spec, model.engine.dtype.name, len(ids), settings["cache"] is not False, told)
+    draw_cache(use)
+    if not use.kept:
+        without, with_ = (model.generate(list(ids), **(settings | {"cache": kept})) for kept in (False, None))
+        draw_beside_cached(without, with_)
 
 
 def _show_prompt(prompt: str | list[int], end: str) -> None:

@@ -1,6 +1,7 @@
 """The keys and values that a pass leaves behind, so that the next token need not work them out again (chapter 15.3)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,23 @@ from cutaway.forward.positions import settled
 from cutaway.spec import AttentionSpec, ModelSpec
 
 GROWTH = 256  # tokens that a cache is enlarged by
+
+
+@dataclass(frozen=True)
+class HeldLayer:
+    """What one layer of a cache holds: `rows`, one for each token, of `values` numbers each.
+
+    Of them the next token sees `in_reach`: all, but for a sliding window or a chunk. `nbytes` are those of the rows,
+    `reserved` those of the arrays that they stand in, which have room for more.
+    """
+
+    layer: int
+    kind: str
+    values: int
+    rows: int
+    in_reach: int
+    nbytes: int
+    reserved: int
 
 
 class KVCache:
@@ -25,16 +43,39 @@ class KVCache:
                 f"{spec.name} attends in both directions: every new token changes all earlier rows, so nothing "
                 "can be cached; trace it without a cache."
             )
-        self._engine = engine
+        self._engine, self._spec = engine, spec
         self._shapes = [_shapes(layer.attention) for layer in spec.layers]
         self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
         self._stored: list[tuple[Array, Array] | None] = [None] * spec.n_layers
         self.ids: list[int] = []
 
+    def __repr__(self) -> str:
+        return f"<KVCache of {self._spec.name}: {self.length:,} tokens, {self.nbytes:,} of {self.reserved:,} bytes>"
+
     @property
     def length(self) -> int:
         """How many tokens are valid."""
         return len(self.ids)
+
+    @property
+    def room(self) -> int:
+        """How many tokens fit before the arrays have to grow."""
+        return min((0 if stored is None else stored[0].shape[1]) for stored in self._stored)
+
+    @property
+    def layers(self) -> tuple[HeldLayer, ...]:
+        """What each layer holds."""
+        return held_layers(self._spec, self.length, self.room, self._engine.dtype.itemsize)
+
+    def fork(self) -> "KVCache":
+        """Another cache that holds the same rows, to go on from them in another way: copied, not computed."""
+        other = KVCache(self._spec, self._engine)
+        other.ids = list(self.ids)
+        for layer, stored in enumerate(self._stored):
+            if stored is not None and self.length:
+                for mine, its in zip(stored, other.reserve(layer, self.length), strict=True):
+                    its[:, : self.length] = mine[:, : self.length]
+        return other
 
     def due(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """What has to run for `ids` to follow: they alone, or the whole sequence where nothing stored is of use.
@@ -94,8 +135,17 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes that the valid tokens take."""
+        return self.length * self._row_bytes
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the arrays, with the room that is still free in them."""
+        return self.room * self._row_bytes
+
+    @property
+    def _row_bytes(self) -> int:
         values = sum(heads * width for both in self._shapes for heads, width in both)
-        return self.length * values * self._engine.dtype.itemsize
+        return values * self._engine.dtype.itemsize
 
     def _room(self, layer: int, end: int) -> tuple[Array, Array]:
         """The layer's arrays, enlarged where `end` tokens do not fit."""
@@ -108,6 +158,22 @@ class KVCache:
         if stored is not None:
             keys[:, : self.length], values[:, : self.length] = (part[:, : self.length] for part in stored)
         return keys, values
+
+
+def held_layers(spec: ModelSpec, rows: int, room: int, itemsize: int) -> tuple[HeldLayer, ...]:
+    """What the layers of a cache of `rows` tokens hold, with room for `room`; numbers of `itemsize` bytes."""
+    held = []
+    for index, layer in enumerate(spec.layers):
+        attention = layer.attention
+        values = attention.cached_values
+        kind = "keys and values" if attention.latent is None else "latents and one shared key"
+        kind += f", window of {attention.window:,}" if attention.window is not None else ""
+        kind += f", chunks of {attention.chunk:,}" if attention.chunk is not None else ""
+        # The next token is one of those that it sees; a window and a chunk count it.
+        seen = min(rows + 1, attention.window or rows + 1, rows % attention.chunk + 1 if attention.chunk else rows + 1)
+        size = values * itemsize
+        held.append(HeldLayer(index, kind, values, rows, seen - 1, rows * size, room * size))
+    return tuple(held)
 
 
 def _shapes(attention: AttentionSpec) -> tuple[tuple[int, int], tuple[int, int]]:

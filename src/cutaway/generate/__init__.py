@@ -1,6 +1,8 @@
 """Picking tokens from logits, and the loop that makes a response of them."""
 
+from cutaway.forward.cache import KVCache
 from cutaway.generate.batch import Batch, QueueFull, Ticket
+from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.loop import Generation, all_finished, finished, loop
 from cutaway.generate.passes import Passes
 from cutaway.generate.record import Recording, StageRecord, StepRecord, distribution
@@ -13,9 +15,12 @@ __all__ = [
     "ORDERS",
     "Basic",
     "Batch",
+    "CacheStep",
+    "CacheUse",
     "Finish",
     "Generation",
     "History",
+    "KVCache",
     "Limits",
     "Passes",
     "QueueFull",

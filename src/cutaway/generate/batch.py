@@ -17,10 +17,12 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.context import warn_beyond_context
+from cutaway.generate.cache_use import CacheStep
 from cutaway.generate.passes import Passes, Work, reuse, shared_prefix
 from cutaway.generate.response import Finish, Request, Response, Step
 from cutaway.generate.speculation import Lookup, Payoff
 from cutaway.progress import progress
+from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 
 PROMPT_ROWS = 512  # of the prompts that are being read, so many tokens a pass
@@ -93,6 +95,7 @@ class _Lane:
     def __init__(self, ticket: Ticket, response: Response, cache: KVCache, guessing: bool) -> None:
         self.ticket, self.response, self.cache = ticket, response, cache
         self.pending = list(ticket.request.ids[cache.length :])
+        self._held = cache.length  # rows that were there when the passes for the next token began
         self.guessed: list[int] = []
         self.running: list[int] = []  # what the present pass runs
         self._lookup = Lookup(ticket.request.ids) if guessing else None
@@ -100,8 +103,19 @@ class _Lane:
 
     @property
     def reading(self) -> bool:
-        """Whether it is still at its prompt."""
-        return not self.response.tokens
+        """Whether it runs a text up to its last token: the prompt or, where nothing is kept, all that there is."""
+        return not self.response.tokens or not self.ticket.request.cached
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """How long the text was before this pass and will be after it."""
+        before = self.response.length - 1 if self.response.tokens else self.cache.length
+        return before, self.cache.length + len(self.running)
+
+    def unsettle(self) -> None:
+        """Where no row that is held holds in the longer text to come, the pass runs all of it anew."""
+        if not self.cache.settled(self.cache.length + len(self.running)):
+            self._held = 0
 
     def guess(self) -> None:
         """Look for what may follow the next token, where guessing pays; never past the end of the response."""
@@ -117,8 +131,10 @@ class _Lane:
     def accept(self, logits: np.ndarray, seconds: float) -> Iterator[Step]:
         """The steps that the rows `[1 + guessed, V]` of the pass give: more than one where a guess came true."""
         taken: list[int] = []
+        room, appended = self.cache.room, self.cache.length - self._held
         for place, row in enumerate(logits):
-            step = self.response.take(row, guessed=place > 0)
+            found = CacheStep(0, 0, 0, room) if place else CacheStep(self._held, appended, len(logits), room)
+            step = self.response.take(row, guessed=place > 0, cache=found)
             taken.append(step.token)
             yield step
             if step.finish is not None or place == len(self.guessed) or step.token != self.guessed[place]:
@@ -129,6 +145,10 @@ class _Lane:
         if self.cache.length >= self.response.length:  # keys of guesses that did not come true
             self.cache.truncate(self.response.length - 1)
         self.pending = taken[-1:]
+        if not self.ticket.request.cached:
+            self.cache.truncate(0)
+            self.pending = [*self.response.request.ids, *self.response.tokens]
+        self._held = self.cache.length
 
 
 class Batch:
@@ -182,6 +202,11 @@ class Batch:
         return ticket
 
     @property
+    def kind(self) -> tuple[ModelSpec, str]:
+        """The model that it runs, and the type of the numbers that its caches hold."""
+        return self._passes.spec, self._passes.dtype
+
+    @property
     def waiting(self) -> int:
         """Requests that no pass has begun for."""
         return len(self._queue)
@@ -208,7 +233,8 @@ class Batch:
         begun = time.perf_counter()
         try:
             for lane in lanes:
-                warn_beyond_context(self._passes.spec, lane.cache.length, lane.cache.length + len(lane.running), 2)
+                warn_beyond_context(self._passes.spec, *lane.growth, 2)
+                lane.unsettle()
             work = [Work(lane.cache, lane.running, self._rows(lane)) for lane in lanes]
             logits = self._passes.run(work, shown=self._shown and self.passes == 0 and self._read is None)
         except BaseException as error:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from cutaway.engines.protocol import Engine
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
+from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.passes import shared_prefix
 from cutaway.generate.response import Step
 from cutaway.spec import ModelSpec
@@ -61,6 +62,8 @@ class Conversation:
         self.read = 0
         """Tokens of the last prompt that were."""
         self._cache = KVCache(model.spec, model.engine)
+        self.cache_use: CacheUse | None = None
+        """What the last answer found in the cache and added to it, step by step."""
         self._answers = 0
         if model.tokenizer.chat_template is None:
             raise CutawayError(
@@ -104,17 +107,22 @@ class Conversation:
             settings["seed"] += self._answers  # else two answers to one message would be the same
         self._answers += 1
         steps = self.model.stream(ids, cache=self._cache, **settings)
-        return self._kept(steps)
+        return self._kept(steps, len(ids))
 
-    def _kept(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _kept(self, steps: Iterator[Step], length: int) -> Iterator[Step]:
         said: list[str] = []
+        found: list[CacheStep] = []
         try:
             for step in steps:
                 said.append(step.text)
+                found += [step.cache] if step.cache is not None else []
                 yield step
         finally:
             steps.close()  # type: ignore[attr-defined]
             self.messages.append({"role": "assistant", "content": "".join(said)})
+            if found:
+                model = self.model
+                self.cache_use = CacheUse(model.spec, model.engine.dtype.name, length, True, tuple(found))
 
     def parts(self) -> list[Part]:
         """The prompt of the next answer, message by message."""

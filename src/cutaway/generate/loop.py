@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cutaway.generate.batch import Batch
+from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.response import Finish, Request, Response, Step
+from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
 from cutaway.trace.trace import shortened
@@ -17,7 +19,8 @@ from cutaway.trace.trace import shortened
 class Generation:
     """A finished response. Times in seconds: the pass over the prompt, and all later passes together.
 
-    `steps` are there where traces, records or alternatives were asked for.
+    `steps` are there where traces, records or alternatives were asked for. `cache` tells what the KV cache held, step
+    by step, and the work with and without it: `out.cache.show()`; None where nothing was said.
     """
 
     prompt_ids: list[int]
@@ -29,6 +32,7 @@ class Generation:
     decode_seconds: float
     steps: list[Step] = field(default_factory=list)
     passes: int = 0
+    cache: CacheUse | None = None
 
     def __repr__(self) -> str:
         ended = f"{len(self.tokens)} token{'s' if len(self.tokens) != 1 else ''}, finish {self.finish!r}"
@@ -46,15 +50,27 @@ class Generation:
 
 
 def loop(
-    advance: Callable[[list[int]], tuple[np.ndarray, Trace | None]], request: Request, tokenizer: Tokenizer | None
+    advance: Callable[[list[int]], tuple[np.ndarray, Trace | None]],
+    request: Request,
+    tokenizer: Tokenizer | None,
+    room: Callable[[], int] = lambda: 0,
 ) -> Iterator[Step]:
-    """Yield one step per token. `advance(ids)` runs the ids that the cache does not hold yet → logits `[V]`."""
+    """Yield one step per token. `advance(ids)` runs the ids that the cache does not hold yet → logits `[V]`.
+
+    `room()` tells how many tokens fit into that cache.
+    """
     response = Response(request, tokenizer)
     pending = list(request.ids)
     while response.finish is None:
-        step = response.take(*advance(pending))
+        logits, trace = advance(pending)
+        step = response.take(logits, trace, cache=None if trace is None else _found(trace, room()))
         yield step
         pending = [step.token]
+
+
+def _found(trace: Trace, room: int) -> CacheStep:
+    """What the pass of a trace found in its cache and added."""
+    return CacheStep(trace.past, len(trace.prompt.ids), 1, room)
 
 
 class Collected:
@@ -74,13 +90,13 @@ class Collected:
         elif event is not None:
             self.failure = event
 
-    def generation(self, ids: Sequence[int], keep_steps: bool) -> Generation:
+    def generation(self, request: Request, kind: tuple[ModelSpec, str], keep_steps: bool) -> Generation:
         """The response that the steps make. Raises what went wrong."""
         if self.failure is not None:
             raise self.failure
         steps = self.steps
         return Generation(
-            prompt_ids=list(ids),
+            prompt_ids=list(request.ids),
             tokens=[step.token for step in steps],
             text="".join(step.text for step in steps),
             logprobs=[step.logprob for step in steps],
@@ -89,15 +105,24 @@ class Collected:
             decode_seconds=self.last - self.first,
             steps=steps if keep_steps else [],
             passes=sum(not step.guessed for step in steps),
+            cache=cache_of(request, steps, kind),
         )
 
 
-def finished(ids: Sequence[int], steps: Iterator[Step], keep_steps: bool) -> Generation:
-    """Run the loop to its end and put the response together."""
+def cache_of(request: Request, steps: Sequence[Step], kind: tuple[ModelSpec, str]) -> CacheUse | None:
+    """The use that a response made of its cache; `kind` is the model and the type of its numbers."""
+    told = tuple(step.cache for step in steps if step.cache is not None)
+    return CacheUse(*kind, len(request.ids), request.cached, told) if told else None
+
+
+def finished(
+    request: Request, steps: Iterator[Step], kind: tuple[ModelSpec, str], keep_steps: bool = False
+) -> Generation:
+    """Run the loop to its end and put the response together; `keep_steps` where its steps are wanted."""
     collected = Collected()
     for step in steps:
         collected.add(step)
-    return collected.generation(ids, keep_steps)
+    return collected.generation(request, kind, keep_steps or request.keeps_steps)
 
 
 def all_finished(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
@@ -107,4 +132,7 @@ def all_finished(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
         batch.submit(request, one.add)
     while batch.step():
         pass
-    return [one.generation(request.ids, request.keeps_steps) for request, one in zip(requests, collected, strict=True)]
+    return [
+        one.generation(request, batch.kind, request.keeps_steps)
+        for request, one in zip(requests, collected, strict=True)
+    ]

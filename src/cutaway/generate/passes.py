@@ -37,6 +37,11 @@ class Passes:
         self._parameters = parameters
         self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
 
+    @property
+    def dtype(self) -> str:
+        """The type of the numbers that caches hold."""
+        return self._engine.dtype.name
+
     def cache(self) -> KVCache:
         """A new, empty cache. Raises CutawayError for a model that cannot have one."""
         return KVCache(self.spec, self._engine)

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.generate.cache_use import CacheStep
 from cutaway.generate.candidates import Candidates, Scratch
 from cutaway.generate.record import Recording, StepRecord, alternatives, taken
 from cutaway.generate.sampling import Sampling, run_stages
@@ -26,7 +27,8 @@ class Step:
     it may be empty, and later hold more than one token's text. `logprob` is the token's natural-log probability
     in the model's own distribution, `alternatives` the likeliest ids there with theirs, where some were asked
     for. `finish` says why the loop ended, in its last step. A `forced` token was given, not drawn; a `guessed`
-    one cost no pass of its own: its logits came with an earlier pass that a guess was added to.
+    one cost no pass of its own: its logits came with an earlier pass that a guess was added to. `cache` tells
+    which rows of keys and values its pass found, and which it added.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Step:
     record: StepRecord | None = None
     forced: bool = False
     guessed: bool = False
+    cache: CacheStep | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Request:
     `alternatives`: so many of the likeliest are told with each token. `recording`: what to keep of every
     stage. `force` puts tokens at steps (counted from 0) in place of what is drawn there. `until` is called with
     the text so far after every step, and ends the response when it returns something true. `guess`: so many
-    tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none.
+    tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none. Without
+    `cached` no keys and values are kept from one pass to the next: each runs the whole text anew.
     """
 
     ids: tuple[int, ...]
@@ -76,6 +80,7 @@ class Request:
     force: Mapping[int, int] = field(default_factory=dict)
     until: Callable[[str], object] | None = None
     guess: int = 0
+    cached: bool = True
 
     def __post_init__(self) -> None:
         for name, value in (("alternatives", self.alternatives), ("guess", self.guess)):
@@ -83,6 +88,8 @@ class Request:
                 raise CutawayError(f"{name} is {value!r}; it must be a whole number, 0 or more.")
         if self.until is not None and not callable(self.until):
             raise CutawayError(f"until is {self.until!r}; it must be a function that is given the text so far.")
+        if self.guess and not self.cached:
+            raise CutawayError("A guess runs along with a pass over one token, which needs a cache; leave out guess.")
 
     @property
     def keeps_steps(self) -> bool:
@@ -111,7 +118,14 @@ class Response:
         """Tokens of prompt and response together."""
         return len(self.request.ids) + len(self.tokens)
 
-    def take(self, logits: np.ndarray, trace: Trace | None = None, *, guessed: bool = False) -> Step:
+    def take(
+        self,
+        logits: np.ndarray,
+        trace: Trace | None = None,
+        *,
+        guessed: bool = False,
+        cache: CacheStep | None = None,
+    ) -> Step:
         """The next step, from the logits `[V]` of the row before it."""
         step = self._pick(logits)
         self.tokens.append(step.token)
@@ -121,7 +135,7 @@ class Response:
         if self.finish is None and self.request.until is not None and self.request.until("".join(self._said)):
             self.finish = "callback"
             shown += self._rest()
-        return replace(step, text=shown, finish=self.finish, trace=trace, guessed=guessed)
+        return replace(step, text=shown, finish=self.finish, trace=trace, guessed=guessed, cache=cache)
 
     def _pick(self, logits: np.ndarray) -> Step:
         """The token, without its text. One random number is taken for each, forced or not."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
@@ -24,7 +24,7 @@ class Settings(TypedDict, total=False):
     steps counted from 0; a text of several tokens takes as many steps. `until`: a function of the text so far that
     ends the response when it returns something true. `guess`: so many tokens are guessed at a time from the text
     itself, which gives the same tokens in fewer passes. `cache`: a KVCache that an earlier call left; what it
-    shares with the prompt is not run again.
+    shares with the prompt is not run again. False keeps nothing: every step runs the whole text, as without a cache.
     """
 
     typical_p: float | None
@@ -38,7 +38,7 @@ class Settings(TypedDict, total=False):
     force: Mapping[int, int | str] | None
     until: Callable[[str], object] | None
     guess: int
-    cache: KVCache | None
+    cache: KVCache | Literal[False] | None
 
 
 _OF_SAMPLING = frozenset(
@@ -63,6 +63,9 @@ def make_request(
     spec: ModelSpec, tokenizer: Tokenizer | None, ids: Sequence[int], settings: Settings, basic: Basic
 ) -> Request:
     """The request that these settings make. Raises CutawayError for any that cannot be, before anything runs."""
+    cache = settings.get("cache")
+    if cache is not None and cache is not False and not isinstance(cache, KVCache):
+        raise CutawayError(f"cache is {cache!r}; it must be a KVCache that an earlier call left, or False for none.")
     if unknown := sorted(set(settings) - set(Settings.__annotations__)):
         known = ", ".join(sorted(Settings.__annotations__))
         raise CutawayError(
@@ -88,6 +91,7 @@ def make_request(
         force=_forced(settings.get("force") or {}, spec, tokenizer),
         until=settings.get("until"),
         guess=settings.get("guess", 0),
+        cached=settings.get("cache") is not False,
     )
 
 

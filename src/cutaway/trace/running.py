@@ -259,6 +259,10 @@ class Stepping:
         )
         return trace.last_logits, trace
 
+    def room(self) -> int:
+        """How many tokens fit into the arrays of the cache."""
+        return self._cache.room
+
     def told(self, steps: Iterator[Step]) -> Iterator[Step]:
         """The steps that `advance` makes; at their end it is told which edits never acted."""
         yield from steps
