@@ -5,7 +5,7 @@ python docs/make_points.py
 
 from pathlib import Path
 
-from cutaway.points import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, POINTS
+from cutaway.points import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, OF_CHOICE, POINTS
 
 PAGE = Path(__file__).with_name("POINTS.md")
 
@@ -34,6 +34,10 @@ reaches them on the way, they are stored as the pass used them.
 `attn.out` and `mlp.out` are exactly what is added to the residual stream; `attn.raw` and `mlp.raw` are what the
 sub-layer gave, before a norm that some models put between. `resid_mid` and `resid_post` are what the next part reads:
 in post-norm models that is after the norm, and `attn.sum` and `mlp.sum` hold the sum before it.
+
+The last table is of no pass but of the choice that follows it: each step's trace of `model.generate(…,
+points=["sample.*"])` has the stages that are in use, in their order, as float64. A forced token was not drawn: its
+interval is NaN.
 """
 
 
@@ -42,6 +46,7 @@ def page() -> str:
         ("Before the layers", GLOBAL_FIRST, ""),
         ("In each layer", IN_LAYER, "layers.*i*."),
         ("After the layers", GLOBAL_LAST, ""),
+        ("When a token is chosen", OF_CHOICE, ""),
     ]
     parts = [INTRODUCTION]
     for title, names, prefix in sections:

@@ -109,7 +109,7 @@ def test_every_point_says_what_it_is_why_it_is_there_and_which_chapter_explains_
     for name, info in POINTS.items():
         assert info.shape and info.meaning and info.reason, name
         assert 2 <= float(info.chapter) < 16, name
-        assert set(info.shape) <= {*"1TSVdEkH", "H_kv", "d_head", "d_ff", "d_value", "q_rank", "kv_rank", "d_rope"}, (
+        assert set(info.shape) <= {*"13TSVdEkH", "H_kv", "d_head", "d_ff", "d_value", "q_rank", "kv_rank", "d_rope"}, (
             name
         )
 
@@ -191,6 +191,7 @@ ABSENT = [
     (replace(NO_NORMS, positions=None), "layers.0.attn.q_rot", "bare has no positions in its attention"),
     (MIXED, "layers.1.attn.q_rot", r"layer 1 of mixed has no positions in its attention, nothing turns its queries"),
     (MIXED, "layers.1.attn.norm", r"layer 1 of mixed has its norms after the sum"),
+    (POST, "sample.top_k", "small-post is an encoder: nothing is drawn from what it gives"),
     (MIXED, "layers.0.attn.sum", r"only post-norm layers have it, and layer 0 of mixed is none"),
 ]
 
@@ -214,6 +215,9 @@ def test_a_point_that_this_model_cannot_have_is_refused_with_the_reason(spec, pa
         ("layers.0.logits", r"No point 'layers\.0\.logits' in small-llama; the closest are"),
         ("layers.0.embed.out", r"No point 'layers\.0\.embed\.out' in small-llama; the closest are"),
         ("", "the closest are"),
+        ("sample.top_k", "sample.top_k is no part of a pass but of the choice that follows it: ask for it in generate"),
+        ("sample.*", r"sample.\* is no part of a pass but of the choice"),
+        ("sample.topk", "the closest are sample.top_k"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_refused_with_what_would_be_right(pattern, said):

@@ -15,8 +15,9 @@ from cutaway.forward.context import warn_beyond_context
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.pooling import Pooling
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
+from cutaway.generate.choice import parted
 from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
-from cutaway.points import points_of
+from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
@@ -92,8 +93,8 @@ class Model:
 
     @property
     def points(self) -> list[str]:
-        """Every address that this model has, in the order of the pass."""
-        return [str(point) for point in points_of(self.spec)]
+        """Every address that this model has, in the order of the pass; then those of the choice of a token."""
+        return [str(point) for point in all_points(self.spec)]
 
     def prompt(self, prompt: PromptLike) -> Prompt:
         """What would be run for `prompt`: its ids, how each token reads, and what tokenizing added.
@@ -315,7 +316,8 @@ class Model:
             batch = self.batch(1, shown=True)
             return request, batch.steps(batch.submit(request, cache=settings.get("cache") or None))
         refuse_shortcuts(request, settings)
-        stepping = Stepping(self._machine, request.ids, Watching(points, edits=edits), self._pieces)
+        of_pass, request = parted(points, request, self.spec)
+        stepping = Stepping(self._machine, request.ids, Watching(of_pass, edits=edits), self._pieces)
         return request, stepping.told(loop(stepping.advance, request, self._tokenizer, stepping.room))
 
     @property

@@ -3,7 +3,8 @@
 import json
 
 import cutaway as package
-from cutaway.points import find_points
+from cutaway.generate import ORDERS
+from cutaway.points import all_points, find_points
 
 
 def test_every_address_of_a_model_is_listed_with_shape_meaning_and_chapter(cutaway):
@@ -12,7 +13,7 @@ def test_every_address_of_a_model_is_listed_with_shape_meaning_and_chapter(cutaw
     lines = ended.out.splitlines()
     model = package.load("toy")
     assert sum(line.startswith("layers.0:3.") for line in lines) == 20
-    found = [str(p) for line in lines[:-1] for p in find_points([line.split()[0]], model.spec)]
+    found = [str(p) for line in lines[:-1] for p in find_points([line.split()[0]], model.spec, all_points(model.spec))]
     assert sorted(found) == sorted(model.points)
     line = next(line for line in lines if line.startswith("layers.0:3.attn.z "))
     assert line.split()[1:9] == ["[H,", "T,", "d_head]", "2", "×", "T", "×", "3"]
@@ -25,6 +26,18 @@ def test_json_holds_each_layers_addresses_by_themselves(here):
     assert [point["address"] for point in told["points"]] == package.load("toy").points
     z = next(point for point in told["points"] if point["address"] == "layers.2.attn.z")
     assert (z["symbols"], z["shape"], z["chapter"]) == (["H", "T", "d_head"], ["2", "T", "3"], "7.3")
+
+
+def test_the_choice_of_a_token_has_addresses_where_one_can_be_made(here):
+    lines = here("points", "toy", "--only", "sample.*").out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [f"sample.{name}" for name in STAGES]
+    assert "softmax of the logits divided by T (14.2)" in lines[4]
+    assert "sample." not in here("points", "bert-base").out
+    ended = here("points", "bert-base", "--only", "sample.top_k")
+    assert ended.code == 2 and "bert-base is an encoder: nothing is drawn from what it gives" in ended.err
+
+
+STAGES = [*ORDERS["cutaway"], "draw", "token"]
 
 
 def test_a_configuration_without_weights_has_addresses_too(here):

@@ -25,10 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from cutaway.checkpoints.load import spec_of
-    from cutaway.points import find_points, points_of
+    from cutaway.points import all_points, find_points
 
     spec = spec_of(options.model)
-    points = points_of(spec) if options.only is None else find_points([options.only], spec)
+    points = all_points(spec)
+    if options.only is not None:
+        points = find_points([options.only], spec, points)
     if options.json:
         print_json({"model": spec.name, "layers": spec.n_layers, "points": [_told(point, spec) for point in points]})
         return 0

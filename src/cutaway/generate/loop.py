@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from cutaway.generate.batch import Batch
 from cutaway.generate.cache_use import CacheStep, CacheUse
+from cutaway.generate.choice import values_of
 from cutaway.generate.response import Finish, Request, Response, Step
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
@@ -64,6 +65,9 @@ def loop(
     while response.finish is None:
         logits, trace = advance(pending)
         step = response.take(logits, trace, cache=None if trace is None else _found(trace, room()))
+        if trace is not None and step.record is not None and request.points:
+            trace.add(values_of(step.record, request.points))
+            step = step if request.recording is not None else replace(step, record=None)
         yield step
         pending = [step.token]
 

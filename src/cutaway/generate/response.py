@@ -13,6 +13,7 @@ from cutaway.generate.record import Recording, StepRecord, alternatives, taken
 from cutaway.generate.sampling import Sampling, run_stages
 from cutaway.generate.stages import History
 from cutaway.generate.stopping import StopStrings
+from cutaway.points import Point
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
 
@@ -68,7 +69,8 @@ class Request:
     stage. `force` puts tokens at steps (counted from 0) in place of what is drawn there. `until` is called with
     the text so far after every step, and ends the response when it returns something true. `guess`: so many
     tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none. Without
-    `cached` no keys and values are kept from one pass to the next: each runs the whole text anew.
+    `cached` no keys and values are kept from one pass to the next: each runs the whole text anew. `points` of the
+    choice are kept in the trace of each step, where there is one.
     """
 
     ids: tuple[int, ...]
@@ -81,6 +83,7 @@ class Request:
     until: Callable[[str], object] | None = None
     guess: int = 0
     cached: bool = True
+    points: tuple[Point, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("alternatives", self.alternatives), ("guess", self.guess)):
@@ -143,9 +146,11 @@ class Response:
         number = self._random.random()
         self._scratch.begin()
         own = Candidates.of(logits, self._scratch)
-        record = None
-        if request.recording is not None:
-            record = taken(own, logits, request.sampling, number, self._history, index, request.recording)
+        record, recording = None, request.recording
+        if request.points:
+            recording = replace(recording or Recording(leading=1, logits=False), whole=True)
+        if recording is not None:
+            record = taken(own, logits, request.sampling, number, self._history, index, recording)
         forced = request.force.get(index)
         if forced is not None:
             token = forced

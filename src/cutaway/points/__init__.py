@@ -5,8 +5,16 @@ layer 3.
 """
 
 from cutaway.points.find import Pattern, find_points, parse_point
-from cutaway.points.present import dot_inputs, layer_names, points_of, shape_of, shape_symbols
-from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, LECTURE, POINTS, Point, PointInfo
+from cutaway.points.present import (
+    all_points,
+    choice_points,
+    dot_inputs,
+    layer_names,
+    points_of,
+    shape_of,
+    shape_symbols,
+)
+from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, LECTURE, OF_CHOICE, POINTS, Point, PointInfo
 from cutaway.points.tap import Tap, Unwatched
 
 __all__ = [
@@ -14,12 +22,15 @@ __all__ = [
     "GLOBAL_LAST",
     "IN_LAYER",
     "LECTURE",
+    "OF_CHOICE",
     "POINTS",
     "Pattern",
     "Point",
     "PointInfo",
     "Tap",
     "Unwatched",
+    "all_points",
+    "choice_points",
     "dot_inputs",
     "find_points",
     "layer_names",

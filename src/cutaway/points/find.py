@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 
 from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.points.foreign import our_pattern
-from cutaway.points.present import layer_names, points_of
-from cutaway.points.table import IN_LAYER, POINTS, Point
+from cutaway.points.present import all_points, choice_points, layer_names, points_of
+from cutaway.points.table import IN_LAYER, OF_CHOICE, POINTS, Point
 from cutaway.spec import ExpertsSpec, ModelSpec
 
 _LAYERED = re.compile(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)")
@@ -17,8 +17,10 @@ _LAYERED = re.compile(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)")
 Pattern = str | Point | Callable[[Point], bool]
 
 
-def find_points(patterns: Pattern | Iterable[Pattern], spec: ModelSpec) -> list[Point]:
-    """The points that the patterns name, in the order of the pass, each once.
+def find_points(
+    patterns: Pattern | Iterable[Pattern], spec: ModelSpec, among: list[Point] | None = None
+) -> list[Point]:
+    """The points that the patterns name, in the order of the pass, each once; `among` others than those of a pass.
 
     A pattern is an address (`layers.3.attn.pattern`; `layers.-1.…` counts from the end), may hold `*`
     (`layers.*.attn.out`) and half-open ranges of layers (`layers.5:8.resid_post`); a function of a point chooses
@@ -30,7 +32,7 @@ def find_points(patterns: Pattern | Iterable[Pattern], spec: ModelSpec) -> list[
         patterns = [patterns]
     if not isinstance(patterns, Iterable):
         raise CutawayError(f"points is {patterns!r}; it must be a list of addresses, as in ['layers.3.attn.pattern'].")
-    available = points_of(spec)
+    available = points_of(spec) if among is None else among
     chosen: set[Point] = set()
     for pattern in patterns:
         if callable(pattern):
@@ -53,7 +55,7 @@ def find_points(patterns: Pattern | Iterable[Pattern], spec: ModelSpec) -> list[
 
 def parse_point(text: str | Point, spec: ModelSpec) -> Point:
     """The one point at this address. Raises as `find_points` does, and UnknownPoint where several match."""
-    found = find_points([text], spec)
+    found = find_points([text], spec, all_points(spec))
     if len(found) > 1:
         raise UnknownPoint(f"{str(text)!r} names {len(found)} points ({found[0]}, {found[1]}, …); name one of them.")
     return found[0]
@@ -88,10 +90,14 @@ def _nothing_matches(pattern: str, available: list[Point], spec: ModelSpec) -> s
     if name in POINTS:
         if name in IN_LAYER and name == pattern:
             return f"{name!r} stands in every layer: say which, as in 'layers.0.{name}' or 'layers.*.{name}'."
-        reason = _why_absent(name, spec, layers) if (name in IN_LAYER) == (layered is not None) else None
+        reason = None
+        if (name in IN_LAYER) == (layered is not None) and (name not in OF_CHOICE or not choice_points(spec)):
+            reason = _why_absent(name, spec, layers)
         if reason:
             return f"No point {pattern!r}: {reason}."
-    names = {str(point): None for point in available}
+    if not set(available) & set(choice_points(spec)) and _matches(pattern, choice_points(spec), spec.n_layers):
+        return f"{pattern} is no part of a pass but of the choice that follows it: ask for it in generate or stream."
+    names = {str(point): None for point in (*available, *choice_points(spec))}
     close = get_close_matches(pattern, names, n=3, cutoff=0.4) or list(names)[:3]
     return f"No point {pattern!r} in {spec.name}; the closest are {', '.join(close)}."
 
@@ -118,6 +124,7 @@ def _why_absent(name: str, spec: ModelSpec, layers: range) -> str | None:
         "embed.types": f"{spec.name} knows no kinds of sentences",
         "pooler.out": f"{spec.name} has no pooler",
         "logits": f"{spec.name} is an encoder without a head",
+        **dict.fromkeys(OF_CHOICE, f"{spec.name} is an encoder: nothing is drawn from what it gives"),
         "attn.q_latent": f"the queries of {who} go through no latent",
         "attn.kv_latent": f"the keys and values of {who} go through no latent",
         "attn.k_shared": f"the keys and values of {who} go through no latent",

@@ -1,6 +1,6 @@
 """Which points a model has, by its spec, and of what shape they are."""
 
-from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, Point
+from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, OF_CHOICE, Point
 from cutaway.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 
 
@@ -60,6 +60,7 @@ def shape_of(point: Point, spec: ModelSpec, tokens: int) -> tuple[int, ...]:
     attention, latent, experts = layer.attention, layer.attention.latent, layer.feed_forward
     sizes: dict[str, int | None] = {
         "1": 1,
+        "3": 3,
         "T": tokens,
         "S": tokens,
         "d": spec.d_model,
@@ -80,7 +81,7 @@ def shape_of(point: Point, spec: ModelSpec, tokens: int) -> tuple[int, ...]:
 
 
 def points_of(spec: ModelSpec) -> list[Point]:
-    """Every point that a model of this spec has, in the order of the pass."""
+    """Every point that a pass of this spec has, in its order."""
     absent = {
         "embed.positions": spec.positions is None,
         "embed.types": spec.token_types is None,
@@ -92,3 +93,13 @@ def points_of(spec: ModelSpec) -> list[Point]:
     first = [Point(name) for name in GLOBAL_FIRST if not absent.get(name, False)]
     inside = [Point(name, i) for i in range(spec.n_layers) for name in layer_names(spec, i)]
     return first + inside + [Point(name) for name in GLOBAL_LAST if not absent.get(name, False)]
+
+
+def choice_points(spec: ModelSpec) -> list[Point]:
+    """The points of the choice of a token, in the order of its stages; none where no token can follow."""
+    return [] if spec.headless or not spec.causal else [Point(name) for name in OF_CHOICE]
+
+
+def all_points(spec: ModelSpec) -> list[Point]:
+    """Those of a pass, then those of the choice that it leads to."""
+    return points_of(spec) + choice_points(spec)

@@ -20,6 +20,7 @@ class PointInfo:
 
 
 _STREAM = ("T", "d")
+_LEFT = ("V",)  # a distribution over the vocabulary, 0 for what is out of the draw
 _SCORES = ("H", "T", "S")
 
 POINTS: dict[str, PointInfo] = {
@@ -120,11 +121,44 @@ POINTS: dict[str, PointInfo] = {
     "final.norm": PointInfo(_STREAM, "the last stream, normed", "what the head reads", "13.1"),
     "pooler.out": PointInfo(("1", "d"), "a tanh layer on the first token", "one vector for the whole text", "13"),
     "logits": PointInfo(("T", "V"), "one score per vocabulary entry", "the next token's odds, before softmax", "13.1"),
+    "sample.repetition_penalty": PointInfo(
+        _LEFT, "what is left when what stands in the text was made less likely", "breaks loops", "14.1"
+    ),
+    "sample.presence_penalty": PointInfo(
+        _LEFT, "what is left when what was said was made less likely, once", "asks for something new", "14.1"
+    ),
+    "sample.frequency_penalty": PointInfo(
+        _LEFT, "what is left when what was said was made less likely, as often", "breaks loops", "14.1"
+    ),
+    "sample.logit_bias": PointInfo(
+        _LEFT, "what is left when chosen tokens were favoured or banned", "a wish of the caller's", "14.1"
+    ),
+    "sample.temperature": PointInfo(
+        _LEFT, "softmax of the logits divided by T", "how peaked the distribution is", "14.2"
+    ),
+    "sample.top_k": PointInfo(_LEFT, "the k likeliest, made to sum to 1 again", "cuts the long tail off", "14.3"),
+    "sample.top_p": PointInfo(
+        _LEFT, "the likeliest that reach p together", "cuts the tail off where the model is sure", "14.3"
+    ),
+    "sample.min_p": PointInfo(
+        _LEFT, "what is at least so many times as likely as the likeliest", "a bar that follows the peak", "14.3"
+    ),
+    "sample.typical_p": PointInfo(
+        _LEFT, "those whose surprise is nearest to the entropy", "neither the obvious nor the absurd", "14.3"
+    ),
+    "sample.draw": PointInfo(
+        ("3",),
+        "the number drawn from [0, 1) and the two ends of the interval that it fell in",
+        "where chance comes in",
+        "14.4",
+    ),
+    "sample.token": PointInfo(("1",), "the id that was chosen", "the next pass reads it", "15.1"),
 }
 
 GLOBAL_FIRST = ("tokens", "embed.tokens", "embed.types", "embed.positions", "embed.norm", "embed.out")
 GLOBAL_LAST = ("final.norm", "pooler.out", "logits")
-IN_LAYER = tuple(name for name in POINTS if name not in GLOBAL_FIRST + GLOBAL_LAST)
+OF_CHOICE = tuple(name for name in POINTS if name.startswith("sample."))  # of a generation's steps, after the pass
+IN_LAYER = tuple(name for name in POINTS if name not in GLOBAL_FIRST + GLOBAL_LAST + OF_CHOICE)
 
 
 @dataclass(frozen=True)

@@ -147,14 +147,14 @@ class SavedTrace(Trace):
 
 def _in_order(names: list[str], spec: ModelSpec) -> dict[str, Point | Reduced]:
     """The addresses of a file in the order of the pass, whole values before reduced ones."""
-    from cutaway.points import points_of
+    from cutaway.points import all_points
 
     found: dict[str, Point | Reduced] = {}
     for name in names:
         address, how = split_address(name)
         point = parse_point(address, spec)
         found[name] = point if how is None else Reduced(point, parse_reduction(how))
-    order = {point: index for index, point in enumerate(points_of(spec))}
+    order = {point: index for index, point in enumerate(all_points(spec))}
 
     def place(item: tuple[str, Point | Reduced]) -> tuple[bool, int, str]:
         at = item[1]

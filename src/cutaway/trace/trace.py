@@ -87,6 +87,7 @@ class Trace(Connected):
         self._last_logits = last_logits  # [V], of the last position; None without a head
         readable: list[Point | Reduced] = [*plan.points, *plan.reduced]
         self._addresses = {str(at): at for at in readable}
+        self._after: dict[Point, np.ndarray] = {}  # what came after the pass: the choice of a token
         self._made: dict[Point | Reduced, np.ndarray] = {}
         self._lock = threading.Lock()  # of `_made`
         self._piece = piece
@@ -128,6 +129,8 @@ class Trace(Connected):
         at = self._addresses.get(str(point)) or self._named(point)
         if str(at) not in self._addresses:
             raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
+        if at in self._after:
+            return self._after[at]
         if self._stored.stored(at):
             return _read_only(self._stored.read(at))
         with self._lock:
@@ -139,6 +142,11 @@ class Trace(Connected):
                 while len(self._made) > REMEMBERED:  # all patterns of a model are far more than its streams
                     del self._made[next(iter(self._made))]  # the oldest goes
         return made
+
+    def add(self, values: Mapping[Point, np.ndarray]) -> None:
+        """Values of what came after the pass, the choice of a token, to be read by their addresses like all others."""
+        self._after |= {point: _read_only(value) for point, value in values.items()}
+        self._addresses |= {str(point): point for point in values}
 
     @property
     def rows(self) -> np.ndarray:
