@@ -21,11 +21,13 @@ from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
+from cutaway.trace.adapting import read_adapters, scaled
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edit_json import read_edits
 from cutaway.trace.edit_kinds import Edit
+from cutaway.trace.merging import merged_checkpoint
 from cutaway.trace.prompts import Given, PromptLike, fed, read_prompt
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score, Scorer, Scoring, scores
@@ -67,7 +69,7 @@ class Model:
         self.origin = checkpoint.location.origin
         self.path = checkpoint.location.path
         self.parameters = Parameters(self.spec, checkpoint.weights, engine)
-        self._tokenizer = checkpoint.tokenizer
+        self._checkpoint, self._tokenizer = checkpoint, checkpoint.tokenizer
 
     def __repr__(self) -> str:
         return (
@@ -169,7 +171,8 @@ class Model:
 
         `prompts` are a list, an iterator, or the name of a file (.jsonl, or text with one on each line), each what
         `trace` takes, vectors too; `types` are one list for each prompt, or None. `points`, `positions`, `heads`,
-        `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"), or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
+        `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"),
+        or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
         `tokens_per_pass` tokens (2048).
 
         With `to` the results go to files of that folder, which is returned: in constant memory, and run again after
@@ -177,7 +180,7 @@ class Model:
         "rows" (`[tokens, d]` for dictionary learning) or "table" (Parquet, numbers only), `dtype` that of the floats.
         Raises CutawayError as `trace` does, naming the prompt, and for a folder that holds something else.
         """
-        return sweep(self._machine, self.prompt, prompts, points, to, settings, read_edits(settings.get("edits", ())))
+        return sweep(self._machine, self.prompt, prompts, points, to, settings, self._edits(settings.get("edits", ())))
 
     def score(self, text: PromptLike, **settings: Unpack[Scoring]) -> Score:
         """How likely the model finds each token of a text, given those before it; see `scores`."""
@@ -223,7 +226,7 @@ class Model:
     ) -> Generation:
         """Continue `prompt` and return the whole response; the settings are those of `stream`."""
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-        changed = read_edits(edits)
+        changed = self._edits(edits)
         request, steps = self._continue(prompt, basic, settings, points, changed)
         return finished(request, steps, (self.spec, self.engine.dtype.name), keep_steps=bool(points or changed))
 
@@ -278,7 +281,7 @@ class Model:
         `generate.Settings` lists what else can be said. Wrong settings raise CutawayError at the call.
         """
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-        return self._continue(prompt, basic, settings, points, read_edits(edits))[1]
+        return self._continue(prompt, basic, settings, points, self._edits(edits))[1]
 
     def request(self, prompt: PromptLike, basic: Basic, settings: Settings | None = None) -> Request:
         """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
@@ -291,6 +294,17 @@ class Model:
         passes = Passes(self.engine, self.spec, self.parameters)
         return Batch(passes, self._tokenizer, at_once=at_once, waiting=waiting, retained=retained, shown=shown)
 
+    def merged(self, adapters: Any, scale: float = 1.0) -> "Model":
+        """Another model on the same engine: this one with LoRA adapters in its weights, W + scale · B · A.
+
+        `adapters` is a folder as PEFT saves it, an `edits.Adapter`, or a list of them, which are summed. Each changed
+        matrix is made in float32 (`origin` tells the bytes); the others stay mapped, but the torch engine holds its
+        own copy of every one. This model stays as it is. Raises CutawayError for what cannot be honoured.
+        """
+        return Model(
+            merged_checkpoint(self._checkpoint, self.parameters, self.engine, scaled(adapters, scale)), self.engine
+        )
+
     def verify(self, prompt: PromptLike | None = None) -> Iterator[Check]:
         """Check the identities that hold of every pass, on this model; one result after another."""
         ids = self.prompt(prompt).ids if prompt is not None else verification_ids(self.spec)
@@ -301,6 +315,8 @@ class Model:
 
         Raises CutawayError where transformers is not installed or cannot read the checkpoint.
         """
+        if self._checkpoint.merged:
+            raise CutawayError(f"{self.path} lacks what was merged in here: {', '.join(self._checkpoint.merged)}.")
         told = self.prompt(verification_ids(self.spec) if prompt is None else prompt)
         return against_transformers(traced(self._machine, told, Watching(points_to_compare(self.spec))), self.path)
 
@@ -319,6 +335,9 @@ class Model:
         of_pass, request = parted(points, request, self.spec)
         stepping = Stepping(self._machine, request.ids, Watching(of_pass, edits=edits), self._pieces)
         return request, stepping.told(loop(stepping.advance, request, self._tokenizer, stepping.room))
+
+    def _edits(self, edits: Any) -> tuple[Edit, ...]:
+        return read_adapters(read_edits(edits), self._checkpoint)
 
     @property
     def _machine(self) -> Machine:
@@ -344,7 +363,7 @@ class Model:
         spill: str | Path | None = None,
     ) -> tuple[Prompt, Watching]:
         told = fed(Given(prompt, types), self.spec, self.prompt)
-        changed = read_edits(edits)
+        changed = self._edits(edits)
         return told.prompt, Watching(points, positions, heads, told.types, told.vectors, limit, spill, changed)
 
     def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:

@@ -37,6 +37,8 @@ class Checkpoint:
     weights: Mapping[str, Weight]
     tokenizer: Tokenizer | None
     location: Location
+    family: Family | None = None  # that of its names, where it has any but ours
+    merged: tuple[str, ...] = ()  # the adapters whose changes its weights hold
 
 
 def load_checkpoint(location: Location) -> Checkpoint:
@@ -81,7 +83,7 @@ def _from_gguf(location: Location) -> Checkpoint:
     family, spec = _gguf_spec(location, file)
     weights = collect(file.tensors, family.gguf_sources(spec, file.tensors), parameter_shapes(spec), family.IGNORED)
     tokenizer = tokenizer_from_gguf(file.metadata) if "tokenizer.ggml.model" in file.metadata else None
-    return Checkpoint(spec, weights, tokenizer, location)
+    return Checkpoint(spec, weights, tokenizer, location, family)
 
 
 def _gguf_spec(location: Location, file: GGUFFile) -> tuple[Family, ModelSpec]:
@@ -110,7 +112,7 @@ def _from_folder(location: Location) -> Checkpoint:
     left_out = {**family.LEFT_OUT, **family.unused(spec, tensors)}  # patterns of tensors that belong to other parts
     weights = collect(tensors, sources, parameter_shapes(spec), (*family.IGNORED, *tied, *left_out))
     location = replace(location, origin=location.origin + _left_out(tensors, left_out))
-    return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location)
+    return Checkpoint(spec, weights, tokenizer_from_folder(location.path), location, family)
 
 
 def _left_out(tensors: Tensors, parts: Mapping[str, str]) -> str:
@@ -125,7 +127,7 @@ def _left_out(tensors: Tensors, parts: Mapping[str, str]) -> str:
 
 def _folder_spec(path: Path, name: str) -> tuple[Family, ModelSpec]:
     where = f"{path.name} of {path.absolute().parent.name}"
-    values = _read_json(path)
+    values = read_json(path)
     architecture = values.get("model_type")
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'model_type': it does not say what it is.")
@@ -177,7 +179,8 @@ def _check_vocabulary(checkpoint: Checkpoint) -> None:
         )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises CutawayError for what is none, and for a key that is given twice."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
     except FileNotFoundError:

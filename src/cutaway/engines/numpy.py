@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from cutaway.engines.layout import Layout
+from cutaway.engines.low_rank import with_added
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
@@ -78,7 +80,7 @@ class NumpyEngine:
         self.dtype = np.dtype(dtype or "float64")
         if self.dtype.name not in DTYPES:
             raise CutawayError(f"The numpy engine computes in {' or '.join(DTYPES)}, not in {self.dtype.name}.")
-        self._floats: dict[int, tuple[Weight, np.ndarray]] = {}
+        self._floats: WeakKeyDictionary[Weight, np.ndarray] = WeakKeyDictionary()  # they go with their weight
         self._unpacking = threading.Lock()  # so that of several threads one unpacks a weight and the others wait
 
     def array(self, values: np.ndarray) -> np.ndarray:
@@ -111,7 +113,8 @@ class NumpyEngine:
                 here = slice(block.offset, block.offset + len(rows))
                 padded[here] = rows
                 y[block.start : block.stop] = (padded @ w.T)[here]
-        return y if linear.bias is None else y + linear.bias
+        y = y if linear.bias is None else y + linear.bias
+        return with_added(self, y, x, linear, layout) if linear.added else y
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         centred = x - x.mean(axis=-1, keepdims=True)
@@ -173,10 +176,10 @@ class NumpyEngine:
         return (grouped @ v).reshape(n_heads, n_rows, v.shape[2])
 
     def _matrix(self, weight: Weight) -> np.ndarray:
-        kept = self._floats.get(id(weight))
+        kept = self._floats.get(weight)
         if kept is None:
             with self._unpacking:
-                kept = self._floats.get(id(weight))
+                kept = self._floats.get(weight)
                 if kept is None:
-                    kept = self._floats[id(weight)] = (weight, weight.dequantise(self.dtype))
-        return kept[1]
+                    kept = self._floats[weight] = weight.dequantise(self.dtype)
+        return kept

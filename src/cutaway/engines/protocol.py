@@ -7,7 +7,7 @@ is returned. Shapes are in the symbols of the design: T rows of all packed seque
 heads, H_kv key/value heads, R query rows of one attention block, S keys that it sees.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -30,11 +30,28 @@ class Precision(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class LowRank:
+    """What an adapter adds to a projection of x: scale · (x downᵀ) upᵀ, with `down` `[r, d_in]`, `up` `[d_out, r]`.
+
+    `told`, where given, hears of every product how many numbers of each row it changed, `int [T]`, and d_out.
+    """
+
+    down: Weight
+    up: Weight
+    scale: float = 1.0
+    told: Callable[[np.ndarray, int], None] | None = None
+
+
+@dataclass(frozen=True, eq=False)
 class Linear:
-    """A projection: a stored matrix `[d_out, d_in]` and, where the model has one, its bias `[d_out]`."""
+    """A projection: a stored matrix `[d_out, d_in]` and, where the model has one, its bias `[d_out]`.
+
+    `added` is what adapters add to it in one run (`engines.low_rank`).
+    """
 
     weight: Weight
     bias: Array | None = None
+    added: tuple[LowRank, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +128,10 @@ class Engine(Protocol):
         """Rows of an embedding matrix: ids `[T]` → `[T, d]`."""
 
     def linear(self, x: Array, linear: Linear, layout: Layout) -> Array:
-        """x W (+ b): `[T, d_in]` → `[T, d_out]`, each of the layout's row blocks by itself."""
+        """x W (+ b): `[T, d_in]` → `[T, d_out]`, each of the layout's row blocks by itself.
+
+        And what adapters add to this projection, where they do (`engines.low_rank.with_added`).
+        """
 
     def layer_norm(self, x: Array, gain: Gain, eps: float) -> Array:
         """(x − mean) / √(variance + eps) · gain + bias over the last axis. (Ba et al. 2016)"""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from cutaway.engines.layout import BLOCK, Layout, Segment, row_blocks
+from cutaway.engines.low_rank import unheard
 from cutaway.engines.protocol import Array, Engine, Linear, Scoring
 from cutaway.forward.heads import Projected, join_heads, split_heads
 from cutaway.forward.latent_attention import latent_heads, with_earlier
@@ -158,7 +159,7 @@ def head_outputs(
     Each head is sent through W_O with all the other heads silent: the sum over heads is `attn.raw`. With `heads`,
     z holds these heads only. `layout` says how the rows of z are multiplied (`Layout.only`).
     """
-    slice_of = Linear(weights["attn.o"].weight)
+    slice_of = Linear(weights["attn.o"].weight, added=unheard(weights["attn.o"]))
     outputs = []
     for own, head in zip(z, range(spec.n_heads) if heads is None else heads, strict=True):
         alone = engine.array(np.zeros((spec.n_heads, *own.shape)))

@@ -14,7 +14,7 @@ from cutaway.spec import AttentionSpec, LayerSpec
 def fused_layer(run: Run, spec: LayerSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array | None:
     """`[T, d]` → `[T, d]`, or None where the engine has no such operation or declines; then the stages do it."""
     fused = getattr(run.engine, "block", None)
-    if fused is None or tap.altered or spec.attention.latent is not None:
+    if fused is None or tap.altered or spec.attention.latent is not None or getattr(weights, "adapted", False):
         return None
     turn = None if spec.attention.rotary is None else run.rotations[spec.attention.rotary]
     attended = [_attended(run, spec.attention, layer, segment) for segment in run.layout.segments]

@@ -1,13 +1,15 @@
 """A model's weights as the stages use them: projections and gains, by the names of `spec.parameters`."""
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import numpy as np
 
-from cutaway.engines.protocol import Array, Engine, Gain, Linear
+from cutaway.engines.protocol import Array, Engine, Gain, Linear, LowRank
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
+from cutaway.forward.adapted import AdaptedParts, Added, by_layer
 from cutaway.spec import ModelSpec, parameter_shapes
 
 
@@ -42,10 +44,20 @@ class Parameters:
         self.held: Any = _assemble(self.stored, engine) if hold is None else hold(self.stored)
         if hold is not None:
             _check_vectors(self.stored, self.held, engine)
+        self._added_to_head: tuple[LowRank, ...] = ()
         self.layers: list[Any] = [
             _inside(self.held, f"layers.{i}.") if hold is None else self.held[f"layers.{i}"]
             for i in range(spec.n_layers)
         ]
+
+    def adapted(self, added: Added) -> "Parameters":
+        """The same weights, with what is added to some projections in one run; these here stay as they are."""
+        inside, outside = by_layer(added)
+        made = copy(self)
+        made.layers = [AdaptedParts(part, inside[i]) if i in inside else part for i, part in enumerate(self.layers)]
+        made.held = AdaptedParts(self.held, outside) if outside else self.held
+        made._added_to_head = tuple(outside.get("head", ()))
+        return made
 
     # What stands outside the layers is looked up when it is used: an engine may have replaced it.
 
@@ -85,7 +97,7 @@ class Parameters:
     def head(self) -> Linear:
         """The projection to the vocabulary; tied, it is the embedding's own matrix."""
         own = self.held.get("head.weight")
-        return Linear(self.embed_tokens if own is None else own, self.held.get("head.bias"))
+        return Linear(self.embed_tokens if own is None else own, self.held.get("head.bias"), self._added_to_head)
 
     @property
     def nbytes(self) -> int:

@@ -21,8 +21,8 @@ def edits_of(body: object) -> tuple[Edit, ...]:
     for data in body:
         if not isinstance(data, dict):
             raise CutawayError(f"An edit is a JSON object, not {str(data)[:40]!r}.")
-        if data.get("source") is not None or "resample" in data:
-            raise CutawayError("The page makes no edits that take values from another run; Python does.")
+        if data.get("source") is not None or "resample" in data or "adapter" in data:
+            raise CutawayError("The page makes no edits that take values from another run or a file; Python does.")
     return tuple(edit_from_json(data) for data in body)
 
 

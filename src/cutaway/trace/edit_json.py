@@ -13,11 +13,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.trace.adapting import Adapter
 from cutaway.trace.edit_kinds import KINDS, Edit
 from cutaway.trace.edit_sources import file_stamp, source_traces
 from cutaway.trace.without import Without
 
-ALL_KINDS: dict[str, type[Edit]] = {**KINDS, Without.kind: Without}
+ALL_KINDS: dict[str, type[Edit]] = {**KINDS, Without.kind: Without, Adapter.kind: Adapter}
 
 _serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _next = itertools.count(1)
@@ -85,7 +86,9 @@ def edit_key(edit: Edit) -> str:
     for setting in fields(edit):  # type: ignore[arg-type]
         value = getattr(edit, setting.name)
         told.append((setting.name, _told(value)))
-        if setting.name == "source" and isinstance(value, str | Path):
+        if isinstance(edit, Adapter) and setting.name == "source":
+            told.append(edit.stamps)
+        elif setting.name == "source" and isinstance(value, str | Path):
             told.append(file_stamp(value))
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 

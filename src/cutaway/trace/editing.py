@@ -12,6 +12,7 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.errors import CutawayError
 from cutaway.points import Point, Tap, find_points
 from cutaway.spec import ModelSpec
+from cutaway.trace.adapting import Adapter, ReadAdapter, felt_at
 from cutaway.trace.applying import Here, apply_edit, seen_keys
 from cutaway.trace.edit_kinds import Edit, Function, Knockout, PointEdit, Replace, Resample
 from cutaway.trace.edit_sources import check_source
@@ -73,6 +74,8 @@ class Editing:
         for index, edit in enumerate(edits):
             if isinstance(edit, Without):
                 self._add_without(index, edit)
+            elif isinstance(edit, Adapter) and not isinstance(edit, ReadAdapter):
+                raise CutawayError(f"{edit} was not read for a model: give it to a model's own trace or generate.")
             elif isinstance(edit, PointEdit):
                 self._add(index, edit, unedited)
         self.altered = frozenset(self.acting)
@@ -163,7 +166,7 @@ class Editing:
 
     def _still_to_come(self, edit: Edit, end: int) -> bool:
         if not isinstance(edit, PointEdit):
-            return False
+            return isinstance(edit, ReadAdapter)  # on experts that no token was sent to yet
         waits = isinstance(edit, Knockout) and max(query for query, _ in edit.edges) >= end
         waits |= edit.keys is not None and max(edit.keys) >= end
         return waits or edit.experts is not None or first_position(edit.positions, self.length, last=True) >= end
@@ -171,6 +174,8 @@ class Editing:
     def _why_nowhere(self, edit: Edit) -> str:
         if isinstance(edit, Without):
             return "one token has no other that a mask could hide" if edit.part == "mask" else "nothing was there"
+        if isinstance(edit, Adapter):
+            return "none of the matrices that it changes took part in this pass"
         if isinstance(edit, Knockout):
             return "none of these queries may see that key in the first place"
         if isinstance(edit, PointEdit) and edit.experts is not None:
@@ -190,6 +195,10 @@ class EditedPass:
         self.logit_positions = layout.positions[list(logit_rows)]
         self._here = _EditedLayer(self, inner, None)
         self.shown, self.altered = self._here.shown, self._here.altered
+
+    def count(self, index: int, projection: str, changed: np.ndarray, width: int) -> None:
+        """What an adapter, edit number `index`, changed in the rows of one product."""
+        self.done[index].count(felt_at(projection), changed.size * width, int(changed.sum()))
 
     def __call__(self, name: str, value: Array) -> Array:
         return self._here(name, value)

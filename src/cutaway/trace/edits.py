@@ -3,6 +3,7 @@
 model.trace(prompt, edits=[cutaway.edits.Zero("layers.3.attn.z", heads=[5])])
 """
 
+from cutaway.trace.adapting import Adapter
 from cutaway.trace.edit_json import edit_from_json, edits_key, read_edits
 from cutaway.trace.edit_kinds import (
     Add,
@@ -25,6 +26,7 @@ from cutaway.trace.without import PARTS, Without
 
 __all__ = [
     "PARTS",
+    "Adapter",
     "Add",
     "Drop",
     "Edit",

@@ -20,6 +20,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, shape_symbols
 from cutaway.spec import ModelSpec
+from cutaway.trace.adapting import adapted
 from cutaway.trace.bill import Bill, bill
 from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.edited import Edited
@@ -96,8 +97,10 @@ def traced(
     watching: Tap = edited if editing.edits else recorder
     sequence = np.asarray(prompt.ids) if asked.vectors is None else asked.vectors
     caches = None if cache is None else [cache]
+    counted = adapted(parameters, editing.edits, edited.count)
+    parameters = adapted(parameters, editing.edits)  # for what is worked out later: it is no part of the pass
     with spill or nullcontext(), layers_shown(spec, watching) if shown else nullcontext(watching) as tap:
-        ran = transformer(engine, spec, parameters, [sequence], caches=caches, tap=tap, rows=rows, types=asked.types)
+        ran = transformer(engine, spec, counted, [sequence], caches=caches, tap=tap, rows=rows, types=asked.types)
         recorder.finish()
         whole = sequence if cache is None else np.asarray(cache.ids)
         last = finite_results(engine, spec, parameters, ran, recorder, whole, asked.types, editing)

@@ -11,6 +11,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.context import warn_beyond_context
 from cutaway.points import find_points
 from cutaway.progress import progress
+from cutaway.trace.adapting import ReadAdapter
 from cutaway.trace.bill import free_memory
 from cutaway.trace.plan import listed, make_plan
 from cutaway.trace.prompts import Fed, Given, PromptLike, fed
@@ -121,6 +122,8 @@ def sweep(
     heads_kept(settings.get("heads"), make_plan(machine.spec, points), machine.spec)  # what is not there is told now
     asked = Watching(points, settings.get("positions"), settings.get("heads"), limit=settings.get("limit"), edits=edits)
     tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", TOKENS_PER_PASS))
+    if any(isinstance(edit, ReadAdapter) and edit.on_experts for edit in edits):
+        tokens = 1  # what an expert is sent has lost its place in the pass: each prompt alone, so that it is counted
     given = prompts_of(prompts, settings.get("types"))
     made = Sweep(machine, read, given, asked, reduce if callable(reduce) else None, tokens)
     if to is None:

@@ -12,6 +12,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.transformer import Pass, transformer
 from cutaway.points import POINTS, Point, Tap
 from cutaway.spec import ModelSpec
+from cutaway.trace.adapting import adapted, apart
 from cutaway.trace.bill import Bill, bill
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import EditedPass, Editing, as_shown
@@ -55,13 +56,16 @@ class Packed:
         Raises CutawayError as `Model.trace` does, for the first prompt it concerns.
         """
         machine = self._machine
-        engine, parameters = machine.engine, machine.parameters
+        engine = machine.engine
         layout = Layout.of(len(told.prompt.ids) for told in prompts)
         parts = [self._part(index, told) for index, told in enumerate(prompts)]
         spec = parts[0].editing.spec
         rows = [segment.start + row for part, segment in zip(parts, layout.segments, strict=True) for row in part.rows]
         tap = Apart(engine, layout, [part.tap for part in parts], [len(part.rows) for part in parts])
         sequences = [told.sequence for told in prompts]
+        counts = [part.count for part in parts]
+        counted = apart(counts, [segment.length for segment in layout.segments], [len(part.rows) for part in parts])
+        parameters = adapted(machine.parameters, parts[0].editing.edits, counted)
         ran = transformer(engine, spec, parameters, sequences, tap=tap, rows=rows, types=_types(prompts))
         given = iter(_parted(ran, layout, [len(part.rows) for part in parts]))
         return [part.trace(next(given)) for part in parts]
@@ -113,15 +117,19 @@ class _Part:
         if editing.edits:
             self.tap = self._edited = editing.tap(engine, self._layout, self._recorder, self.rows)
 
+    def count(self, index: int, projection: str, changed: np.ndarray, width: int) -> None:
+        """What an adapter among the edits changed in this sequence's rows."""
+        if self._edited is not None:
+            self._edited.count(index, projection, changed, width)
+
     def trace(self, ran: Pass) -> Trace:
         """What this sequence's part of the pass left."""
         machine, editing, spec = self._machine, self.editing, self.editing.spec
         prompt, sequence, types = self._told.prompt, self._told.sequence, self._told.types
+        parameters = adapted(machine.parameters, editing.edits)
         self._recorder.finish()
         with naming(self._index):
-            last = finite_results(
-                machine.engine, spec, machine.parameters, ran, self._recorder, sequence, types, editing
-            )
+            last = finite_results(machine.engine, spec, parameters, ran, self._recorder, sequence, types, editing)
             if self._edited is not None:
                 editing.finish(self._edited.done, len(sequence))
         told = None
@@ -131,7 +139,7 @@ class _Part:
         trace = Trace(
             machine.engine,
             spec,
-            machine.parameters,
+            parameters,
             prompt,
             self._plan,
             self._layout,

@@ -77,10 +77,10 @@ def sources(spec: ModelSpec, tensors: Tensors) -> dict[str, Source]:
     for i in range(spec.n_layers):
         ours, theirs = f"layers.{i}.", f"{prefix}h.{i}."
         for part, index in (("q", 0), ("k", 1), ("v", 2)):
-            names[f"{ours}attn.{part}.weight"] = Source(f"{theirs}attn.c_attn.weight", transposed_third(index))
+            names[f"{ours}attn.{part}.weight"] = Source(f"{theirs}attn.c_attn.weight", transposed_third(index), True)
             names[f"{ours}attn.{part}.bias"] = Source(f"{theirs}attn.c_attn.bias", third(index))
         for mine, other in (("attn.o", "attn.c_proj"), ("mlp.up", "mlp.c_fc"), ("mlp.down", "mlp.c_proj")):
-            names[f"{ours}{mine}.weight"] = Source(f"{theirs}{other}.weight", transposed)
+            names[f"{ours}{mine}.weight"] = Source(f"{theirs}{other}.weight", transposed, True)
             names[f"{ours}{mine}.bias"] = Source(f"{theirs}{other}.bias")
         for mine, other in (("attn.norm", "ln_1"), ("mlp.norm", "ln_2")):
             names[f"{ours}{mine}.gain"] = Source(f"{theirs}{other}.weight")

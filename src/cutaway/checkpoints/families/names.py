@@ -14,10 +14,14 @@ from cutaway.errors import CutawayError
 
 @dataclass(frozen=True)
 class Source:
-    """Where one of our weights comes from: the tensor's name in the file, and what is done to it."""
+    """Where one of our weights comes from: the tensor's name in the file, and what is done to it.
+
+    With `by_input` the file has one row per input, and the change turns the matrix; else it only chooses rows.
+    """
 
     name: str
     change: Callable[[Weight], Weight] | None = None
+    by_input: bool = False
 
 
 def collect(

@@ -14,6 +14,7 @@ from cutaway.engines.cpu.memory import keep_freed_memory
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
+from cutaway.engines.low_rank import with_added
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Attended, Gain, Linear, Scoring
 from cutaway.engines.weights import Weight
@@ -80,7 +81,7 @@ class CpuEngine:
             many_rows(weight.kind)(*given, place(self._scratch("rows", parts * size)), size, parts=parts)
         if linear.bias is not None:
             y += linear.bias
-        return y
+        return with_added(self, y, x, linear, layout) if linear.added else y
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         return self._norm(x, gain, eps, centre=True)

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from cutaway.engines.layout import Layout
+from cutaway.engines.low_rank import with_added
 from cutaway.engines.protocol import Gain, Linear, Scoring
 from cutaway.engines.torch.attend import attend
 from cutaway.engines.torch.devices import device_of, precision_of
@@ -81,7 +82,9 @@ class TorchEngine:
         return functional.embedding(torch.tensor(chosen, device=self.device), table)
 
     def linear(self, x: torch.Tensor, linear: Linear, layout: Layout) -> torch.Tensor:
-        return functional.linear(x, self._matrix(linear.weight), linear.bias)
+        y = functional.linear(x, self._matrix(linear.weight), linear.bias)
+        # The modules that hold a model's own parameters have nothing added to them.
+        return with_added(self, y, x, linear, layout) if getattr(linear, "added", ()) else y
 
     def layer_norm(self, x: torch.Tensor, gain: Gain, eps: float) -> torch.Tensor:
         x = x.to(self._summed)

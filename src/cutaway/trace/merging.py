@@ -1,0 +1,87 @@
+"""Adapters merged into a model's weights: each changed matrix anew in memory, all others as they lie in the file."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from cutaway.checkpoints.load import Checkpoint
+from cutaway.engines.protocol import Engine, LowRank
+from cutaway.engines.weights import Weight
+from cutaway.errors import CutawayError
+from cutaway.forward.parameters import Parameters
+from cutaway.progress import progress
+from cutaway.trace.adapting import Adapter, ReadAdapter, read_adapters
+from cutaway.trace.bill import free_memory
+from cutaway.trace.edit_kinds import Edit
+
+AT_ONCE = 1 << 22  # numbers that are worked out at a time: what stands in memory beside the finished matrix
+
+
+def merged_checkpoint(
+    checkpoint: Checkpoint, parameters: Parameters, engine: Engine, edits: Sequence[Edit]
+) -> Checkpoint:
+    """The checkpoint with W + Σ scale · up · down in the place of each matrix that the adapters change.
+
+    In float32, worked out in float64 and rounded once; a matrix stored in float64 stays so. Its origin says what was
+    merged and the bytes of the new matrices. Raises CutawayError as `read_adapter` does, for an edit that is no
+    adapter, where the new matrices are more than the free memory, and where one would not be finite.
+    """
+    if not edits or not all(isinstance(edit, Adapter) for edit in edits):
+        raise CutawayError(
+            "merged takes adapters: a folder, its file, or edits.Adapter; other edits have no weights to stay in."
+        )
+    added: dict[str, list[LowRank]] = {}
+    for edit in read_adapters(edits, checkpoint):
+        for name, part in edit.parts.items() if isinstance(edit, ReadAdapter) else ():
+            added.setdefault(f"{name}.weight", []).append(part)
+    stored = _now(parameters, engine)
+    size = sum(int(np.prod(stored[name].shape)) * _type_of(stored[name]).itemsize for name in added)
+    free = free_memory()
+    if free is not None and size > free:
+        raise CutawayError(
+            f"Merging makes {size:,} bytes of matrices, and {free:,} are free; as an edit of a run "
+            "(edits=[edits.Adapter(…)]) the adapter costs no such copy."
+        )
+    made = _with_added(stored, added)
+    names = tuple(str(edit) for edit in edits)
+    told = f"{', '.join(names)} merged into {len(added)} matrices ({size / 1e6:,.1f} MB in memory)"
+    location = replace(checkpoint.location, origin=f"{checkpoint.location.origin}; {told}")
+    return replace(checkpoint, weights=made, location=location, merged=(*checkpoint.merged, *names))
+
+
+def _with_added(stored: Mapping[str, Weight], added: Mapping[str, Sequence[LowRank]]) -> dict[str, Weight]:
+    weights = dict(stored)
+    with progress("Merging", len(added), "matrices", after=1.0) as advance:
+        for name, parts in added.items():
+            weights[name] = _sum(name, stored[name], parts)
+            advance(1)
+    return weights
+
+
+def _sum(name: str, weight: Weight, parts: Sequence[LowRank]) -> Weight:
+    d_out, d_in = weight.shape
+    total = np.empty((d_out, d_in), _type_of(weight))
+    downs = [part.down.dequantise(np.float64) for part in parts]
+    step = max(1, AT_ONCE // d_in)
+    for start in range(0, d_out, step):
+        stop = min(start + step, d_out)
+        rows = weight.dequantise(np.float64, start, stop)
+        for part, down in zip(parts, downs, strict=True):
+            rows = rows + part.scale * (part.up.dequantise(np.float64, start, stop) @ down)
+        with np.errstate(over="ignore"):
+            total[start:stop] = rows
+        if not np.isfinite(total[start:stop]).all():
+            raise CutawayError(f"With the adapter {name} would hold numbers that {total.dtype} cannot; scale it down.")
+    return Weight.of(total)
+
+
+def _type_of(weight: Weight) -> np.dtype:
+    return np.dtype(np.float64 if weight.kind == "F64" else np.float32)
+
+
+def _now(parameters: Parameters, engine: Engine) -> Mapping[str, Weight]:
+    """The weights that are computed with: those of an engine that holds its own may have been trained since."""
+    if not hasattr(engine, "hold"):
+        return parameters.stored
+    return {name: Weight.of(engine.numpy(parameters.held[name])) for name in parameters.stored}
