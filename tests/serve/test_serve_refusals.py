@@ -205,3 +205,8 @@ def test_past_a_number_of_waiting_passes_more_are_refused():
         owner.close()
 
     anyio.run(crowd)
+
+
+@pytest.mark.parametrize("after", [3, ["x"], "x" * 41, {}])
+def test_a_former_run_that_is_no_id_is_refused(client, after):
+    refused(client.post("/api/run", json={"model": "toy", "prompt": "<BOS>", "after": after}), 400, "id of a run")

@@ -173,7 +173,7 @@ def test_the_python_line_of_a_point_gives_its_tensor(client, trace):
 
 
 def test_a_long_prompt_keeps_the_overview_and_computes_the_rest_when_it_is_opened(monkeypatch, toy):
-    monkeypatch.setattr("cutaway.serve.runs.ALL_AT_ONCE", 1)
+    monkeypatch.setattr("cutaway.serve.passes.ALL_AT_ONCE", 1)
     with TestClient(make_app(hosts=("testserver",))) as client:
         run = client.post("/api/run", json={"model": "toy", "prompt": PROMPT}).json()
         assert run["captured"] == "overview"
@@ -203,6 +203,37 @@ def test_a_head_of_a_long_prompt_is_worked_out_alone_with_the_same_numbers(lengt
     starts = np.arange(64) * length // 64
     tiles = np.maximum.reduceat(np.maximum.reduceat(pattern, starts, axis=1), starts, axis=2)
     np.testing.assert_allclose((codes - 1.0) / 254, tiles[:, *np.tril_indices(64)], atol=0.51 / 254)
+
+
+def test_a_run_that_follows_another_gives_what_it_gives_alone(client, run):
+    longer = {"model": "toy", "ids": [0, 5, 6, 7]}
+    alone, after = (
+        client.post("/api/run", json=longer).json(),
+        client.post("/api/run", json=longer | {"after": run["run"]}).json(),
+    )
+    varying = {"run", "seconds"}
+    assert {k: v for k, v in after.items() if k not in varying} == {k: v for k, v in alone.items() if k not in varying}
+    gone = client.post("/api/run", json=longer | {"after": "not-held-any-more"})
+    assert gone.json()["next"] == alone["next"]
+
+
+def test_the_same_prompt_again_is_the_same_run(client, run):
+    asked = {"model": "toy", "prompt": PROMPT, "after": run["run"]}
+    assert client.post("/api/run", json=asked).json()["run"] == run["run"]
+    edit = {"zero": "layers.0.attn.z", "heads": [1]}
+    assert client.post("/api/run", json=asked | {"edits": [edit]}).json()["run"] != run["run"]
+
+
+def test_a_page_that_closes_lets_go_of_its_runs_and_of_no_others():
+    with TestClient(make_app(hosts=("testserver",))) as client:
+        asked = {"model": "toy", "ids": [0, 5, 6]}
+        mine, other = (client.post("/api/run", json=asked).json()["run"] for _ in range(2))
+        later = client.post("/api/run", json={"model": "toy", "ids": [0, 5, 6, 7], "after": mine}).json()["run"]
+        assert client.delete(f"/api/runs/{later}").status_code == 204
+        assert [client.get(f"/api/runs/{one}/norms").status_code for one in (mine, later, other)] == [404, 404, 200]
+        assert client.delete(f"/api/runs/{later}").status_code == 204  # it is gone already
+        foreign = client.delete(f"/api/runs/{other}", headers={"origin": "http://evil.example"})
+        assert foreign.status_code == 403
 
 
 def test_runs_are_let_go_of_past_their_bytes_and_the_latest_stays():

@@ -61,6 +61,13 @@ def prompt_of(body: dict[str, Any]) -> str | list[int]:
     return text
 
 
+def run_named(name: object) -> str | None:
+    """The id of the run that a prompt follows, where one is given; it need not be held any more."""
+    if name is not None and (not isinstance(name, str) or len(name) > 40):
+        raise CutawayError(f"after is {str(name)[:40]!r}; it must be the id of a run.")
+    return name
+
+
 def slice_of(body: object, run: Run) -> Slice:
     """One slice, checked against the shape that its tensor has in this run."""
     asked = fields(body, ("point", "head", "rows", "columns", "most_rows", "most_columns", "format"))

@@ -21,9 +21,19 @@ from cutaway.serve.heads import atlas
 from cutaway.serve.models import Models
 from cutaway.serve.owner import Busy, Owner
 from cutaway.serve.protocol import Continuation
-from cutaway.serve.requests import MOST_SLICES, MOST_STEPS, TooLong, fields, point_of, prompt_of, slice_of, whole
+from cutaway.serve.requests import (
+    MOST_SLICES,
+    MOST_STEPS,
+    TooLong,
+    fields,
+    point_of,
+    prompt_of,
+    run_named,
+    slice_of,
+    whole,
+)
 from cutaway.serve.runs import Run, Runs
-from cutaway.serve.tensors import head_row, norms, tensor_bytes
+from cutaway.serve.tensors import head_row, tensor_bytes
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
@@ -51,6 +61,7 @@ class Page:
             ("POST", "/api/run", self.run),
             ("POST", "/api/continue", self.go_on),
             ("POST", "/api/runs/{run}/tensors", self.tensors),
+            ("DELETE", "/api/runs/{run}", self.leave),
             ("GET", "/api/runs/{run}/atlas", self.atlas),
             ("GET", "/api/runs/{run}/norms", self.norms),
             ("GET", "/api/runs/{run}/cell", self.cell),
@@ -85,7 +96,7 @@ class Page:
         return _json({"seed": seed, "uniforms": np.random.default_rng(seed).random(count).tolist()})
 
     async def run(self, request: Request) -> Response:
-        body = fields(await _body(request), ("model", "prompt", "ids", "edits"))
+        body = fields(await _body(request), ("model", "prompt", "ids", "edits", "after"))
         model = await self._models.get(body.get("model"))
         prompt = prompt_of(body)
         edits = edits_of(body.get("edits", []))
@@ -93,8 +104,12 @@ class Page:
         ids = asked.ids
         if len(ids) > self._longest:
             raise TooLong(f"The prompt has {len(ids):,} tokens; this page takes {self._longest:,}. Shorten it.")
+        former = self._runs.find(run_named(body.get("after")))
         begun = time.perf_counter()
-        run = await self._owner.run(lambda: Run(model, asked, edits))
+        if former is not None and former.model is model and not edits and former.same(asked):
+            run = former
+        else:
+            run = await self._owner.run(lambda: Run(model, asked, edits, former))
         self._runs.add(run)
         seconds = time.perf_counter() - begun
         return _json(asdict(cards.manifest(run, body["model"], seconds)))
@@ -132,6 +147,11 @@ class Page:
         await self._captured(run, [one.point for one in slices])
         return await self._read(lambda: b"".join(tensor_bytes(run, one) for one in slices))
 
+    async def leave(self, request: Request) -> Response:
+        """A page that closes lets go of its run and of those before it."""
+        self._runs.leave(request.path_params["run"])
+        return Response(status_code=204)
+
     async def atlas(self, request: Request) -> Response:
         run = self._run(request)
         layers = run.model.spec.n_layers
@@ -141,7 +161,7 @@ class Page:
 
     async def norms(self, request: Request) -> Response:
         run = self._run(request)
-        return await self._read(lambda: norms(run).tobytes())
+        return await self._read(lambda: run.norms().tobytes())
 
     async def cell(self, request: Request) -> Response:
         run = self._run(request)

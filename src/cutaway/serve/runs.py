@@ -4,53 +4,72 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.points import Point, dot_inputs, layer_names, points_of
+from cutaway.points import Point, layer_names
 from cutaway.serve.arithmetic import Arithmetic
+from cutaway.serve.joined import Part
+from cutaway.serve.passes import (
+    MADE,
+    Strand,
+    Text,
+    captured_of,
+    layer_rows,
+    layer_trace,
+    points_kept,
+    readable,
+    runs_layers,
+    stored_in,
+    whole_trace,
+)
+from cutaway.spec import ModelSpec
 from cutaway.trace.bill import activation_bytes
 from cutaway.trace.derive import row_blocks_point
 from cutaway.trace.edits import Edit
-from cutaway.trace.plan import OVERVIEW, made_from
-from cutaway.trace.recorder import ROW_BLOCKS
+from cutaway.trace.plan import made_from
 
 if TYPE_CHECKING:
     from cutaway.model import Model
     from cutaway.trace import Prompt, Trace
 
-ALL_AT_ONCE = 96_000_000  # bytes up to which a pass keeps everything
 MOST_BYTES = 1_200_000_000  # of all runs together; the latest stays whatever it weighs
+MOST_RUNS = 64
 _WHOLE_SQUARES = 512  # tokens up to which T × T points of all heads are worked out at once
 _SQUARES = 6  # heads' squares of long prompts that a run holds on to
+_LAYERS = 2  # layers run again that a run holds on to
 
 
 class Run:
-    """One pass and what has been looked at of it."""
+    """One pass and what has been looked at of it.
 
-    def __init__(self, model: "Model", prompt: "Prompt", edits: Sequence[Edit] = ()) -> None:
+    Where `former` is a run of the same model, and neither has edits, only the tokens are run that follow what the two
+    share: the earlier rows are those of the former run.
+    """
+
+    def __init__(
+        self, model: "Model", prompt: "Prompt", edits: Sequence[Edit] = (), former: "Run | None" = None
+    ) -> None:
         self.id = secrets.token_urlsafe(9)
         self.model = model
         self.edits = tuple(edits)
         self.prompt = prompt
-        ids = prompt.ids
-        everything = points_of(model.spec)
-        size = model.engine.dtype.itemsize
-        made = (*ROW_BLOCKS, "attn.head_out", "logits")
-        cheap = [point for point in everything if point.name not in made]
-        self.captured: Literal["all", "overview"] = "all"
-        self.nbytes = activation_bytes(model.spec, len(ids), cheap, size)
-        if self.nbytes > ALL_AT_ONCE:
-            self.captured = "overview"
-            everything = _overview(model)
-            self.nbytes = activation_bytes(
-                model.spec, len(ids), [point for point in everything if point.name not in made], size
-            )
-        # Patterns, not points one by one: each of hundreds would be looked for among hundreds.
-        self.trace: Trace = self._traced(ids, ["*"] if self.captured == "all" else _patterns(everything))
-        self._more: list[Trace] = []
+        self.captured = captured_of(model, len(prompt.ids))
+        self.strand: Strand | None = None
+        self.text: Text | None = None
+        if not self.edits and Strand.serves(model):
+            follows = former if former is not None and former.model is model else None
+            self.strand = (follows.strand if follows is not None else None) or Strand(model)
+            self.text = self.strand.run(prompt, follows.text if follows is not None else None)
+            self.trace: Trace = whole_trace(model, self.text)
+        else:
+            self.trace = self._traced(prompt.ids, readable(model.spec, self.captured))
+        self._more: list[tuple[Trace, int]] = []  # each with its bytes
+        for rows in self.text.layers if self.text is not None else ():
+            self._hold(layer_trace(model, prompt, rows), 0)  # weighed with the text's parts
         self._squares: OrderedDict[tuple[Point, int], np.ndarray] = OrderedDict()
         self._lock = threading.Lock()
         edited = {place for report in self.trace.edits for place in report.fired} if self.edits else set()
@@ -61,16 +80,30 @@ class Run:
     def length(self) -> int:
         return len(self.trace.prompt.ids)
 
+    def same(self, prompt: "Prompt") -> bool:
+        """Whether this is the unedited run of that very prompt."""
+        return not self.edits and self.prompt == prompt
+
     def missing(self, points: Iterable[Point]) -> list[Point]:
         """Those of `points` that no pass has kept so far."""
         return [point for point in points if self._holding(point) is None]
 
     def capture(self, points: Sequence[Point]) -> None:
-        """Run the pass again for these points; it gives the same numbers, bit for bit."""
+        """Run their layers again for these points, or with edits the pass; it gives the same numbers, bit for bit."""
         wanted = self.missing(points)
-        if wanted:
+        if not wanted:
+            return
+        if self.edits or not runs_layers(self.model) or any(point.layer is None for point in wanted):
             sources = {source for point in wanted for source in made_from(self.model.spec, point)}
-            self._more = [*self._more[-1:], self._traced(self.trace.prompt.ids, [*wanted, *sources])]
+            trace = self._traced(self.trace.prompt.ids, [*wanted, *sources])
+            self._hold(trace, self._bytes([point for point in sources if point.name not in MADE]))
+            return
+        for layer in sorted({point.layer for point in wanted if point.layer is not None}):
+            rows = layer_rows(self.model, self.trace, layer)
+            held = 0 if self.text is not None else self._bytes(stored_in(self.model.spec, layer))
+            self._hold(layer_trace(self.model, self.prompt, rows), held)
+            if self.text is not None:  # weighed with its parts
+                self.text = replace(self.text, layers=(*self.text.layers[1 - _LAYERS :], rows))
 
     def value(self, point: Point) -> np.ndarray:
         """The tensor at `point`, which must have been captured."""
@@ -107,41 +140,65 @@ class Run:
         before = Point("resid_post", layer - 1) if layer > 0 else Point("embed.out")
         return [before, *(Point(name, layer) for name in layer_names(self.model.spec, layer))]
 
+    def norms(self) -> np.ndarray:
+        """Lengths of the rows at the points of `lengths_of`, one after another, `[points, T]` float32."""
+        points = lengths_of(self.model.spec)
+        if self.text is None:
+            return np.stack([np.linalg.norm(self.value(point), axis=-1) for point in points]).astype("<f4")
+        return np.concatenate([part.lengths(points)[:, :rows] for part, rows in self.text.parts], axis=1)
+
+    def weighs(self) -> dict[int, int]:
+        """Bytes of what this run holds, by the identity of each thing; several runs may hold one thing."""
+        own = {id(self): sum(nbytes for _, nbytes in self._more) + sum(made.nbytes for made in self._squares.values())}
+        if self.text is None or self.strand is None:
+            return own | {id(self.trace): self._bytes(points_kept(self.model.spec, self.captured))}
+        return own | {id(self.strand): self.strand.nbytes} | {id(part): part.nbytes for part in self._parts}
+
+    @property
+    def _parts(self) -> list[Part]:
+        if self.text is None:
+            return []
+        return [part for parts in (self.text.parts, *(rows.parts for rows in self.text.layers)) for part, _ in parts]
+
     def _traced(self, ids: Sequence[int], points: Sequence[Point | str]) -> "Trace":
         return self.model.trace(list(ids), points=list(dict.fromkeys(points)), edits=self.edits)
 
+    def _hold(self, trace: "Trace", nbytes: int) -> None:
+        self._more = [*self._more[1 - _LAYERS :], (trace, nbytes)]
+
+    def _bytes(self, points: Sequence[Point]) -> int:
+        return activation_bytes(self.model.spec, self.length, points, self.model.engine.dtype.itemsize)
+
     def _holding(self, point: Point) -> "Trace | None":
-        return next((trace for trace in (self.trace, *reversed(self._more)) if point in trace), None)
+        return next(
+            (trace for trace in (self.trace, *(more for more, _ in reversed(self._more))) if point in trace), None
+        )
 
 
-def _patterns(points: Sequence[Point]) -> list[str]:
-    """Patterns that name these points, in as few words as they can where they stand in every layer."""
-    return list({point.name if point.layer is None else f"layers.*.{point.name}": None for point in points})
-
-
-def _overview(model: "Model") -> list[Point]:
-    """What the overviews read: streams and what is added, and what the patterns follow from."""
-    spec = model.spec
-    kept = (*OVERVIEW, "resid_mid")
-    chosen = [point for point in points_of(spec) if point.layer is None or point.name in kept]
-    chosen += [Point("resid_pre", i) for i in range(spec.n_layers) if spec.layers[i].parallel]
-    inputs = [Point(name, i) for i in range(spec.n_layers) for name in dot_inputs(spec.layers[i].attention)]
-    return [point for point in points_of(spec) if point in {*chosen, *inputs}]
+def lengths_of(spec: ModelSpec) -> list[Point]:
+    """The points whose rows' lengths are drawn, `4 N + 1`: the stream before the layers and after each; what attention
+    adds; what the feed-forward adds; the stream between the two (before the layer, where both read that).
+    """
+    layers = range(spec.n_layers)
+    points = [Point("embed.out"), *(Point("resid_post", i) for i in layers)]
+    points += [Point(name, i) for name in ("attn.out", "mlp.out") for i in layers]
+    return points + [Point("resid_pre" if spec.layers[i].parallel else "resid_mid", i) for i in layers]
 
 
 class Runs:
     """The runs that are held, by id."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int = MOST_BYTES, most: int = MOST_RUNS) -> None:
         self._held: OrderedDict[str, Run] = OrderedDict()
-        self._most = most_bytes
+        self._most_bytes, self._most = most_bytes, most
         self._lock = threading.Lock()
 
     def add(self, run: Run) -> None:
-        """Hold a run; the least recently used go where all together weigh too much."""
+        """Hold a run; the least recently used go where they are too many, or all together weigh too much."""
         with self._lock:
             self._held[run.id] = run
-            while len(self._held) > 1 and sum(held.nbytes for held in self._held.values()) > self._most:
+            self._held.move_to_end(run.id)
+            while len(self._held) > 1 and (len(self._held) > self._most or self._weight() > self._most_bytes):
                 self._held.popitem(last=False)
 
     def get(self, name: str) -> Run:
@@ -150,5 +207,30 @@ class Runs:
             self._held.move_to_end(name)
             return self._held[name]
 
+    def find(self, name: str | None) -> Run | None:
+        """The run of this id; None where it is not held (any more)."""
+        with self._lock:
+            return self._held.get(name) if name is not None else None
+
+    def leave(self, name: str) -> None:
+        """Let go of a run, and of those that share its keys and values; what is not held is let go already."""
+        with self._lock:
+            left = self._held.get(name)
+            for held in list(self._held.values()):
+                if held is left or (left is not None and left.strand is not None and held.strand is left.strand):
+                    del self._held[held.id]
+
     def __len__(self) -> int:
         return len(self._held)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is held, what several runs share counted once."""
+        with self._lock:
+            return self._weight()
+
+    def _weight(self) -> int:
+        things: dict[int, int] = {}
+        for run in self._held.values():
+            things |= run.weighs()
+        return sum(things.values())

@@ -50,15 +50,3 @@ def _cut(run: Run, asked: Slice) -> np.ndarray:
         value = value.swapaxes(0, 1)
     which = slice(None) if asked.head is None else slice(asked.head, asked.head + 1)
     return value[(which, *here)]
-
-
-def norms(run: Run) -> np.ndarray:
-    """Lengths of the rows, float32 `[4 N + 1, T]`: the stream before the layers and after each `[N + 1, T]`; what
-    attention adds `[N, T]`; what the feed-forward adds `[N, T]`; the stream between the two `[N, T]` (the stream
-    before the layer, where both read that).
-    """
-    layers = range(run.model.spec.n_layers)
-    points = [Point("embed.out"), *(Point("resid_post", i) for i in layers)]
-    points += [Point(name, i) for name in ("attn.out", "mlp.out") for i in layers]
-    points += [Point("resid_pre" if run.model.spec.layers[i].parallel else "resid_mid", i) for i in layers]
-    return np.stack([np.linalg.norm(run.value(point), axis=-1) for point in points]).astype("<f4")

@@ -37,13 +37,14 @@ class Values:
     ) -> None:
         self._engine, self._spec, self._parameters = engine, spec, parameters
         self._plan, self._layout, self._cut = plan, layout, cut
-        self.kept: dict[Any, Any] = dict(kept)
+        # A dict is emptied by the pass that filled it; other mappings put their values together when they are read.
+        self.kept: Mapping[Any, Any] = dict(kept) if isinstance(kept, dict) else kept
         made = {p for p in plan.points if plan.sources(spec, p) != [p]}
         needed = {source for point in made for source in made_from(spec, point)}
         self._whole = cut.whole if already else frozenset(needed | {p for p in kept if isinstance(kept[p], dict)})
         if not already:
-            for point in [p for p in self.kept if isinstance(p, Point) and p not in self._whole]:
-                self.kept[point] = self._part(point, self._numpy(self.kept[point]))
+            some = [p for p in kept if isinstance(p, Point) and p not in self._whole]
+            self.kept = {**kept, **{point: self._part(point, self._numpy(kept[point])) for point in some}}
 
     def stored(self, at: Point | Reduced) -> bool:
         """Whether this value lies there as it is read."""

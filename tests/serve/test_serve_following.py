@@ -1,0 +1,277 @@
+"""A text that shares its beginning with the former one is computed from there on, and no bit of it is another."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cutaway.engines.cpu.engine import CpuEngine
+from cutaway.engines.numpy import NumpyEngine
+from cutaway.forward import transformer as forward
+from cutaway.model import Model
+from cutaway.points import Point, points_of
+from cutaway.serve import passes
+from cutaway.serve.joined import MOST_PARTS
+from cutaway.serve.runs import Run, Runs
+from cutaway.spec import (
+    AttentionSpec,
+    DynamicScaling,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LatentSpec,
+    ModelSpec,
+    NormSpec,
+    RotarySpec,
+    RouterSpec,
+)
+from cutaway.trace.edits import Zero
+from random_models import GPT2, LLAMA, POST, random_ids, random_model, specs, with_attention, with_layers
+
+LATENT = AttentionSpec(
+    4, 4, 6, rotary=RotarySpec(10_000.0, 2, "adjacent"), latent=LatentSpec(6, 5, 4, 2, NormSpec("rms", 1e-6)), d_value=5
+)
+EXPERTS = ExpertsSpec(4, FeedForwardSpec(6, "silu", gated=True), RouterSpec(2))
+SPECS = {
+    "grouped, rotary": LLAMA,
+    "learned positions": GPT2,
+    "windows": with_attention(LLAMA, window=5),
+    "chunks": with_attention(LLAMA, chunk=18),
+    "latents": with_layers(LLAMA, attention=LATENT),
+    "experts": with_layers(LLAMA, feed_forward=EXPERTS),
+    "side by side": with_layers(LLAMA, parallel=True),
+    "norms after": with_layers(LLAMA, placement="post"),
+    "angles that hang on the length": with_attention(
+        LLAMA, rotary=RotarySpec(100.0, 6, scaling=DynamicScaling(2.0, 30))
+    ),
+}
+every_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
+
+
+def cpu_model(spec: ModelSpec, seed: int = 0) -> Model:
+    return random_model(spec, seed, CpuEngine(), dtype="float32")
+
+
+def run(model: Model, ids: Sequence[int], former: Run | None = None) -> Run:
+    return Run(model, model.prompt(list(ids)), (), former)
+
+
+def differing(found: Run, ids: Sequence[int]) -> list[str]:
+    """The points at which a run is not, bit for bit, the trace of its text."""
+    whole = found.model.trace(list(ids), points=["*"])
+    wanted = [point for point in points_of(found.model.spec) if point.name != "tokens"]
+    for layer in range(found.model.spec.n_layers):  # as many layers as one run holds on to
+        of_layer = [point for point in wanted if point.layer == layer]
+        found.capture(of_layer)
+        for point in of_layer:
+            if not np.array_equal(found.value(point), whole[point], equal_nan=True):
+                return [str(point)]
+    outside = [point for point in wanted if point.layer is None]
+    found.capture(outside)
+    return [str(point) for point in outside if not np.array_equal(found.value(point), whole[point], equal_nan=True)]
+
+
+@contextmanager
+def overviews() -> Iterator[None]:
+    """Every prompt is held to be a long one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(passes, "ALL_AT_ONCE", 0)
+        yield
+
+
+class Rows:
+    """Counts the rows that passes compute."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.seen: list[int] = []
+        pass_over = forward.transformer
+
+        def counted(engine, spec, parameters, sequences, **settings):  # type: ignore[no-untyped-def]
+            self.seen.append(sum(map(len, sequences)))
+            return pass_over(engine, spec, parameters, sequences, **settings)
+
+        patch.setattr("cutaway.trace.running.transformer", counted)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    return Rows(monkeypatch)
+
+
+@every_spec
+def test_a_text_that_grows_branches_and_shrinks_keeps_every_bit(spec):
+    ids = random_ids(spec, 60).tolist()
+    texts = [ids[:37], ids[:38], ids[:39], [*ids[:20], 1, 2, 3], [*ids[:20], 1], ids[:50], ids[:50], ids[40:]]
+    for patched in (False, True):
+        with overviews() if patched else pytest.MonkeyPatch.context():
+            former = None
+            for text in texts:
+                former = run(cpu_model(spec) if former is None else former.model, text, former)
+                assert differing(former, text) == []
+                assert former.captured == ("overview" if patched else "all")
+
+
+@given(
+    spec=specs(causal=True),
+    seed=st.integers(0, 9),
+    ways=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 35)), min_size=2, max_size=4),
+    short=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_model_does_on_both_engines(spec, seed, ways, short):
+    for engine in (CpuEngine(), NumpyEngine("float64")):
+        model = random_model(spec, seed, engine, dtype="float32")
+        former, text = None, random_ids(spec, 20, seed).tolist()
+        for kept, more in ways:
+            text = [*text[:kept], *random_ids(spec, more, seed + more).tolist()]
+            with pytest.MonkeyPatch.context() if short else overviews():
+                former = run(model, text, former)
+                assert differing(former, text) == []
+
+
+def test_the_numpy_engine_goes_on_where_a_chunk_of_rows_ends(rows):
+    model = random_model(LLAMA)
+    ids = random_ids(LLAMA, 300).tolist()
+    first = run(model, ids[:290])
+    second = run(model, ids, first)
+    assert rows.seen == [290, 300 - 256]
+    assert differing(second, ids) == []
+    rows.seen.clear()
+    run(model, ids[:200], second)  # no chunk ends before it does: everything is run
+    assert rows.seen == [200]
+
+
+def test_a_step_computes_one_row(rows):
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 100).tolist()
+    former = run(model, ids[:50])
+    for end in range(51, 100):
+        former = run(model, ids[:end], former)
+    assert rows.seen == [50, *[1] * 49]
+    assert former.text is not None and len(former.text.parts) <= MOST_PARTS
+    assert differing(former, ids[:99]) == []
+
+
+def test_a_long_text_that_grows_keeps_the_layer_that_is_looked_at(rows):
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 50).tolist()
+    with overviews():
+        former = run(model, ids[:40])
+        points = former.layer_points(1)
+        assert former.missing(points)
+        former.capture(points)
+        for end in (41, 42):
+            former = run(model, ids[:end], former)
+            assert former.missing(points) == []
+            assert differing(former, ids[:end]) == []
+
+
+def test_a_letter_typed_in_the_middle_leaves_the_rows_before_it(rows):
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 60).tolist()
+    first = run(model, ids)
+    changed = [*ids[:45], (ids[45] + 1) % LLAMA.vocab_size, *ids[46:]]
+    run(model, changed, first)
+    assert rows.seen == [60, 15]
+
+
+def test_the_former_run_can_still_be_read_after_others_went_on_from_it():
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 40).tolist()
+    first = run(model, ids[:30])
+    second = run(model, ids[:33], first)
+    third = run(model, [*ids[:10], 1, 1, 1], second)
+    for one, text in ((first, ids[:30]), (second, ids[:33]), (third, [*ids[:10], 1, 1, 1])):
+        assert differing(one, text) == []
+        last = model.trace(text).last_logits
+        assert (one.trace.last_logits == last).all()
+
+
+def test_two_pages_do_not_touch_each_other(rows):
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 40).tolist()
+    mine, other = run(model, ids[:30]), run(model, ids[:30])
+    assert mine.strand is not other.strand and rows.seen == [30, 30]
+    run(model, [*ids[:5], *((token + 1) % LLAMA.vocab_size for token in ids[5:8])], other)
+    assert differing(run(model, ids[:31], mine), ids[:31]) == []
+    assert rows.seen[:4] == [30, 30, 3, 1]
+
+
+def test_an_edited_run_shares_no_row(rows):
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 40).tolist()
+    edits = (Zero("layers.0.attn.z", heads=[1]),)
+    plain = run(model, ids[:30])
+    edited = Run(model, model.prompt(ids[:31]), edits, plain)
+    assert edited.strand is None and edited.text is None and rows.seen == [30, 31]
+    expected = model.trace(ids[:31], points=["*"], edits=edits)
+    assert (edited.trace.last_logits == expected.last_logits).all()
+    after = run(model, ids[:31], edited)  # nor does an unedited one go on from it
+    assert differing(after, ids[:31]) == []
+
+
+def test_another_model_or_a_model_without_a_cache_runs_the_whole_text(rows):
+    ids = random_ids(LLAMA, 30).tolist()
+    former = run(cpu_model(LLAMA), ids)
+    assert differing(run(cpu_model(LLAMA, 1), ids, former), ids) == []
+    encoder = random_model(POST)
+    both = random_ids(POST, 12).tolist()
+    read = run(encoder, both)
+    assert differing(run(encoder, both[:11], read), both[:11]) == []
+
+
+def test_a_short_text_after_a_long_one_is_kept_in_full():
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 40).tolist()
+    with overviews():
+        former = run(model, ids)
+    short = run(model, ids[:20], former)
+    assert short.captured == "all" and short.missing(points_of(LLAMA)) == []
+    assert differing(short, ids[:20]) == []
+
+
+def test_lengths_of_rows_are_those_of_the_whole():
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 40).tolist()
+    grown = run(model, ids, run(model, ids[:35]))
+    np.testing.assert_allclose(grown.norms(), run(model, ids).norms(), rtol=1e-6)
+    assert grown.norms().shape == (4 * LLAMA.n_layers + 1, 40)
+
+
+def test_what_runs_share_is_counted_once_and_let_go_with_the_last():
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 80).tolist()
+    runs, former = Runs(), None
+    for end in range(40, 80):
+        former = run(model, ids[:end], former)
+        runs.add(former)
+    alone = Runs()
+    alone.add(run(model, ids[:79]))
+    assert alone.nbytes < runs.nbytes < 2 * alone.nbytes + 40 * alone.nbytes // 40
+    assert former is not None
+    runs.leave(former.id)
+    assert (len(runs), runs.nbytes) == (0, 0)
+
+
+def test_runs_past_the_limits_go_and_the_latest_stays():
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 80).tolist()
+    few, light = Runs(most=3), Runs(most_bytes=1)
+    for _ in range(5):
+        one = run(model, ids)
+        few.add(one)
+        light.add(one)
+    assert (len(few), len(light)) == (3, 1) and few.find(one.id) is one and light.find(one.id) is one
+
+
+def test_rows_that_nobody_reads_any_more_are_not_held():
+    """A text that shares one token with a long one does not keep the long one's rows."""
+    model, ids = cpu_model(LLAMA), random_ids(LLAMA, 80).tolist()
+    former = run(model, ids)
+    other = run(model, [ids[0], *ids[40:42]], former)
+    assert other.text is not None
+    assert sum(part.rows for part, _ in other.text.parts) == 3
+
+
+def test_a_stream_of_one_layer_gives_what_the_pass_gave():
+    spec = replace(LLAMA, layers=LLAMA.layers * 2)
+    model, ids = cpu_model(spec), random_ids(spec, 70).tolist()
+    trace = model.trace(ids, points=["*"])
+    for layer in range(spec.n_layers):
+        rows = passes.layer_rows(model, trace, layer)
+        again = passes.layer_trace(model, model.prompt(ids), rows)
+        for point in (Point("resid_post", layer), Point("attn.pattern", layer), Point("attn.head_out", layer)):
+            assert np.array_equal(again[point], trace[point])
