@@ -117,7 +117,7 @@ def test_a_cancelled_sequence_stops_and_its_cache_is_freed(toy, monkeypatch):
 
     monkeypatch.setattr(Passes, "cache", watched)
     batch = toy.batch()
-    gone = batch.submit(toy.request(PROMPT, Basic(500, seed=1)))
+    gone = batch.submit(toy.request("<BOS> troll drinks", Basic(500, seed=1)))
     stays = batch.submit(toy.request(PROMPT, Basic(9, seed=2)))
     for _ in range(3):
         batch.step()

@@ -81,7 +81,7 @@ def test_a_text_that_repeats_itself_takes_fewer_passes(monkeypatch):
 
 
 def test_where_angles_hang_on_the_length_nothing_is_guessed():
-    from test_batch import DYNAMIC
+    from cached_models import DYNAMIC
 
     model = random_model(DYNAMIC)
     ids = random_ids(DYNAMIC, 6).tolist() * 2

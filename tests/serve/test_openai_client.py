@@ -11,6 +11,7 @@ from live_server import END, client_of, live, write_speaker
 
 import cutaway
 from cutaway.generate.conversation import chat_ids
+from cutaway.generate.passes import Passes
 from cutaway.model import Model
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -130,6 +131,25 @@ def test_choices_are_told_apart_and_each_has_a_seed_of_its_own(client, speaker):
     for part in client.completions.create(stream=True, **asked):
         parts[part.choices[0].index] += part.choices[0].text
     assert list(parts.values()) == texts
+
+
+def test_the_choices_of_one_prompt_read_it_once_and_each_is_what_it_is_alone(client, monkeypatch):
+    passes: list[list[int]] = []
+    run = Passes.run
+
+    def watched(self, work, **settings):
+        passes.append([len(part.ids) for part in work])
+        return run(self, work, **settings)
+
+    monkeypatch.setattr(Passes, "run", watched)
+    for n, prompt in ((4, "abcdefgh"), (12, "hgfedcba")):  # more than share passes
+        asked = {"model": "speaker", "prompt": prompt * 3, "max_tokens": 5, "logprobs": 1}
+        passes.clear()
+        choices = client.completions.create(**asked, seed=3, n=n).choices
+        assert [rows for one in passes for rows in one if rows > 1] == [24]
+        for j, choice in enumerate(choices):
+            alone = client.completions.create(**asked, seed=3 + j).choices[0]
+            assert (choice.text, choice.logprobs) == (alone.text, alone.logprobs)
 
 
 def test_several_prompts_get_what_each_gets_alone(client, speaker):

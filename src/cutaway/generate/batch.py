@@ -8,19 +8,19 @@ a chunk of the prompts that are still being read.
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from queue import SimpleQueue
+from dataclasses import dataclass
 
 import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.context import warn_beyond_context
-from cutaway.generate.cache_use import CacheStep
+from cutaway.generate.lane import Lane
 from cutaway.generate.passes import Passes, Work, reuse, shared_prefix
-from cutaway.generate.response import Finish, Request, Response, Step
-from cutaway.generate.speculation import Lookup, Payoff
+from cutaway.generate.response import Request, Response, Step
+from cutaway.generate.ticket import Event, Ticket
 from cutaway.progress import progress
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
@@ -28,132 +28,31 @@ from cutaway.text.tokenizer import Tokenizer
 PROMPT_ROWS = 512  # of the prompts that are being read, so many tokens a pass
 WORTH_REUSING = 16  # tokens that a prompt shares with an earlier sequence
 
-Event = Step | BaseException | None  # a step; what went wrong; None where it was cancelled
-
 
 class QueueFull(CutawayError):
     """As many requests wait as may."""
 
 
-class Ticket:
-    """A request on its way. Iterating gives its steps as they come, from any thread but the batch's own.
-
-    It ends with the step that has a `finish`, without one where it was cancelled, or raises what went wrong.
-    """
-
-    def __init__(self, request: Request, deliver: Callable[[Event], None] | None, left: Callable[["Ticket"], None]):
-        self.request = request
-        self.finish: Finish | None = None
-        self.reused = 0
-        self._left = left
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._deliver = deliver or self._events.put
-
-    def __iter__(self) -> Iterator[Step]:
-        while True:
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
-                return
-            yield event
-            if event.finish is not None:
-                return
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more comes."""
-        return self.finish is not None
-
-    def cancel(self) -> None:
-        """Stop: the cache is given up, no further step comes. Harmless where it has ended already."""
-        self._left(self)
-
-    def send(self, event: Event) -> None:
-        """Hand on what the batch has to say; called by the batch."""
-        if self.done:
-            return
-        if not isinstance(event, Step):
-            self.finish = "cancelled"
-        elif event.finish is not None:
-            self.finish = event.finish
-        self._deliver(event)
-
-    def ready(self) -> Iterator[Step]:
-        """The steps that are there already, without waiting; raises what went wrong."""
-        while not self._events.empty():
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is not None:
-                yield event
+def _too_many(waiting: int, more: int, limit: int) -> str:
+    told = f"{waiting} request{'s are' if waiting != 1 else ' is'} waiting"
+    if waiting >= limit:
+        return f"{told}, as many as may; try again later."
+    return f"{told} and {limit} may: {more} more are too many now; try again later."
 
 
-class _Lane:
-    """A sequence under way: what has still to run, and what was guessed to follow it."""
+@dataclass(frozen=True, eq=False)
+class _ReadPrompt:
+    """A prompt that was read, for those with the same one who wait: its rows, and the logits `[1, V]` after it."""
 
-    def __init__(self, ticket: Ticket, response: Response, cache: KVCache, guessing: bool) -> None:
-        self.ticket, self.response, self.cache = ticket, response, cache
-        self.pending = list(ticket.request.ids[cache.length :])
-        self._held = cache.length  # rows that were there when the passes for the next token began
-        self.guessed: list[int] = []
-        self.running: list[int] = []  # what the present pass runs
-        self._lookup = Lookup(ticket.request.ids) if guessing else None
-        self.payoff = Payoff()
-
-    @property
-    def reading(self) -> bool:
-        """Whether it runs a text up to its last token: the prompt or, where nothing is kept, all that there is."""
-        return not self.response.tokens or not self.ticket.request.cached
-
-    @property
-    def growth(self) -> tuple[int, int]:
-        """How long the text was before this pass and will be after it."""
-        before = self.response.length - 1 if self.response.tokens else self.cache.length
-        return before, self.cache.length + len(self.running)
-
-    def unsettle(self) -> None:
-        """Where no row that is held holds in the longer text to come, the pass runs all of it anew."""
-        if not self.cache.settled(self.cache.length + len(self.running)):
-            self._held = 0
-
-    def guess(self) -> None:
-        """Look for what may follow the next token, where guessing pays; never past the end of the response."""
-        self.guessed = []
-        limits, response = self.response.request.limits, self.response
-        if self._lookup is None or self.reading or not self.payoff.wanted():
-            return
-        most = min(response.request.guess, limits.max_tokens - len(response.tokens) - 1)
-        if limits.context is not None:
-            most = min(most, limits.context - response.length)
-        self.guessed = self._lookup.guess(most) if most > 0 else []
-
-    def accept(self, logits: np.ndarray, seconds: float) -> Iterator[Step]:
-        """The steps that the rows `[1 + guessed, V]` of the pass give: more than one where a guess came true."""
-        taken: list[int] = []
-        room, appended = self.cache.room, self.cache.length - self._held
-        for place, row in enumerate(logits):
-            found = CacheStep(0, 0, 0, room) if place else CacheStep(self._held, appended, len(logits), room)
-            step = self.response.take(row, guessed=place > 0, cache=found)
-            taken.append(step.token)
-            yield step
-            if step.finish is not None or place == len(self.guessed) or step.token != self.guessed[place]:
-                break
-        self.payoff.note(seconds, len(self.guessed), len(taken))
-        if self._lookup is not None:
-            self._lookup.extend(taken)
-        if self.cache.length >= self.response.length:  # keys of guesses that did not come true
-            self.cache.truncate(self.response.length - 1)
-        self.pending = taken[-1:]
-        if not self.ticket.request.cached:
-            self.cache.truncate(0)
-            self.pending = [*self.response.request.ids, *self.response.tokens]
-        self._held = self.cache.length
+    request: Request
+    cache: KVCache
+    logits: np.ndarray
 
 
 class Batch:
     """Sequences that share passes. `at_once` run together, `waiting` more may queue (None: any number).
 
+    Requests with the same prompt that wait at once read it once: it is the same rows that each goes on from.
     `retained` caches of sequences that ended are kept, so that a prompt that begins as one of them did (the next
     turn of a chat) need not be read again. `shown` draws a bar while a prompt is read; for one sequence only.
     """
@@ -175,8 +74,9 @@ class Batch:
         self._at_once, self._limit, self._prompt_rows, self._retained = int(at_once), waiting, prompt_rows, retained
         self._shown = shown
         self._queue: deque[tuple[Ticket, KVCache | None]] = deque()
-        self._lanes: list[_Lane] = []
+        self._lanes: list[Lane] = []
         self._kept: deque[KVCache] = deque(maxlen=retained)
+        self._read_prompts: list[_ReadPrompt] = []
         self._changed = threading.Condition()
         self._closed = False
         self._left_rows = prompt_rows
@@ -191,15 +91,24 @@ class Batch:
         `cache` is one that an earlier call left: what it shares with the prompt is not run again, and it is the
         caller's to use again afterwards. Raises QueueFull where too many wait, CutawayError where it is closed.
         """
-        ticket = Ticket(request, deliver, self._leave)
+        return self._submitted([(Ticket(request, deliver, self._leave), cache)])[0]
+
+    def submit_all(self, requests: Sequence[tuple[Request, Callable[[Event], None] | None]]) -> list[Ticket]:
+        """Queue several requests, each with its `deliver`, at one moment: all, or none where too many wait.
+
+        What has the same prompt is sure to read it once. Raises as `submit` does.
+        """
+        return self._submitted([(Ticket(request, deliver, self._leave), None) for request, deliver in requests])
+
+    def _submitted(self, entries: Sequence[tuple[Ticket, KVCache | None]]) -> list[Ticket]:
         with self._changed:
             if self._closed:
                 raise CutawayError("This batch is closed; it takes no more requests.")
-            if self._limit is not None and len(self._queue) >= self._limit:
-                raise QueueFull(f"{len(self._queue)} requests are waiting, as many as may; try again later.")
-            self._queue.append((ticket, cache))
+            if self._limit is not None and len(self._queue) + len(entries) > self._limit:
+                raise QueueFull(_too_many(len(self._queue), len(entries), self._limit))
+            self._queue.extend(entries)
             self._changed.notify_all()
-        return ticket
+        return [ticket for ticket, _ in entries]
 
     @property
     def kind(self) -> tuple[ModelSpec, str]:
@@ -214,23 +123,27 @@ class Batch:
     @property
     def running(self) -> int:
         """Sequences under way."""
-        return len(self._lanes)
+        return sum(1 + len(lane.followers) for lane in self._lanes)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all keys and values that are held, of sequences that ended too."""
         with self._changed:
-            return sum(cache.nbytes for cache in (*(lane.cache for lane in self._lanes), *self._kept))
+            held = [lane.cache for lane in self._lanes] + [read.cache for read in self._read_prompts]
+            return sum(cache.nbytes for cache in (*held, *self._kept))
 
     def step(self) -> bool:
         """One pass for everything that is under way. False where there was nothing to do."""
         with self._changed:
-            self._admit()
+            begun = self._admit()
+        for lane, rows in begun:
+            self._advance(lane, rows, None)
+        with self._changed:
             self._left_rows = self._prompt_rows
             lanes = [lane for lane in self._lanes if self._give_out(lane)]
         if not lanes:
-            return False
-        begun = time.perf_counter()
+            return bool(begun)
+        started = time.perf_counter()
         try:
             for lane in lanes:
                 warn_beyond_context(self._passes.spec, *lane.growth, 2)
@@ -244,7 +157,7 @@ class Batch:
                 raise
             return True
         self.passes += 1
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         for lane, rows in zip(lanes, logits, strict=True):
             self._advance(lane, rows, seconds)
         return True
@@ -288,21 +201,55 @@ class Batch:
         """Take no more requests. With `drain` those that are there are finished, else all are cancelled."""
         with self._changed:
             self._closed = True
-            tickets = [] if drain else [ticket for ticket, _ in self._queue] + [lane.ticket for lane in self._lanes]
+            waiting = [ticket for ticket, _ in self._queue] + [one for lane in self._lanes for one in lane.followers]
+            tickets = [] if drain else waiting + [lane.ticket for lane in self._lanes]
             self._changed.notify_all()
         for ticket in tickets:
             ticket.cancel()
 
     # In the owner's thread
 
-    def _admit(self) -> None:
-        while self._queue and len(self._lanes) < self._at_once:
+    def _admit(self) -> list[tuple[Lane, np.ndarray]]:
+        """Begin with what waits, as far as there is room; those whose prompt was read before, with the row after it."""
+        begun = []
+        while self._queue and self.running < self._at_once:
             ticket, cache = self._queue.popleft()
-            if cache is None:
-                cache = self._kept_for(ticket.request)
-            ticket.reused = reuse(cache, ticket.request.ids) if cache.length else 0
-            guessing = ticket.request.guess > 0 and self._passes.may_shorten
-            self._lanes.append(_Lane(ticket, Response(ticket.request, self._tokenizer), cache, guessing))
+            if cache is not None:
+                self._begin(ticket, cache)
+                continue
+            reading = next((lane for lane in self._lanes if lane.reads_for(ticket.request)), None)
+            read = next((read for read in self._read_prompts if read.request.reads_like(ticket.request)), None)
+            if reading is not None:
+                reading.followers.append(ticket)
+            elif read is not None:
+                begun.append((self._begin(ticket, read.cache.fork(), whole=True), read.logits))
+            else:
+                self._begin(ticket, self._kept_for(ticket.request)).shares = True
+        self._forget()
+        return begun
+
+    def _begin(self, ticket: Ticket, cache: KVCache, *, whole: bool = False) -> Lane:
+        """A lane for a ticket; with `whole` the cache holds all of its prompt, the last token's row too."""
+        ticket.reused = cache.length if whole else reuse(cache, ticket.request.ids) if cache.length else 0
+        lane = Lane(ticket, Response(ticket.request, self._tokenizer), cache, self._guesses(ticket))
+        self._lanes.append(lane)
+        return lane
+
+    def _guesses(self, ticket: Ticket) -> bool:
+        return ticket.request.guess > 0 and self._passes.may_shorten
+
+    def _forget(self) -> None:
+        """Let go of prompts that nobody in the queue has."""
+        waiting = [ticket.request for ticket, _ in self._queue]
+        self._read_prompts = [read for read in self._read_prompts if any(map(read.request.reads_like, waiting))]
+
+    def _share(self, lane: Lane, logits: np.ndarray) -> list[Lane]:
+        """The prompt was read: its followers go on from the same rows, and those who wait will."""
+        with self._changed:
+            followers, lane.followers = lane.followers, []
+            if lane.shares and any(lane.ticket.request.reads_like(ticket.request) for ticket, _ in self._queue):
+                self._read_prompts.append(_ReadPrompt(lane.ticket.request, lane.cache.fork(), np.array(logits)))
+            return [self._begin(ticket, lane.cache.fork(), whole=True) for ticket in followers]
 
     def _kept_for(self, request: Request) -> KVCache:
         """The kept cache that shares most with a prompt, or a new one."""
@@ -313,7 +260,7 @@ class Batch:
         self._kept.remove(best)
         return best
 
-    def _give_out(self, lane: _Lane) -> bool:
+    def _give_out(self, lane: Lane) -> bool:
         """Say what the lane runs in this pass; False where its prompt has to wait for room."""
         if not lane.reading:
             lane.guess()
@@ -326,13 +273,13 @@ class Batch:
         lane.running = lane.pending[:count]
         return True
 
-    def _rows(self, lane: _Lane) -> int:
+    def _rows(self, lane: Lane) -> int:
         """How many rows of logits are of use: none before the prompt's last token."""
         if lane.reading:
             return int(len(lane.running) == len(lane.pending))
         return 1 + len(lane.guessed)
 
-    def _advance(self, lane: _Lane, logits: np.ndarray, seconds: float) -> None:
+    def _advance(self, lane: Lane, logits: np.ndarray, seconds: float | None) -> None:
         if lane.ticket.done:
             return  # cancelled meanwhile
         if not len(logits):
@@ -340,6 +287,9 @@ class Batch:
             if self._read is not None:
                 self._read(len(lane.running))
             return
+        followers = [] if lane.response.tokens else self._share(lane, logits)
+        for follower in followers:
+            self._advance(follower, logits, None)
         try:
             for step in lane.accept(logits, seconds):
                 if not lane.ticket.done:
@@ -349,12 +299,13 @@ class Batch:
         if lane.ticket.done:
             self._drop(lane)
 
-    def _fail(self, lane: _Lane, error: BaseException) -> None:
-        if not lane.ticket.done:
-            lane.ticket.send(error)
+    def _fail(self, lane: Lane, error: BaseException) -> None:
+        for ticket in (lane.ticket, *lane.followers):
+            if not ticket.done:
+                ticket.send(error)
         self._drop(lane, keep=False)
 
-    def _drop(self, lane: _Lane, *, keep: bool = True) -> None:
+    def _drop(self, lane: Lane, *, keep: bool = True) -> None:
         with self._changed:
             if lane in self._lanes:
                 self._lanes.remove(lane)
@@ -368,6 +319,12 @@ class Batch:
             if ticket.done:
                 return
             self._queue = deque(entry for entry in self._queue if entry[0] is not ticket)
+            for lane in self._lanes:
+                lane.followers = [one for one in lane.followers if one is not ticket]
+                if lane.ticket is ticket and lane.followers:
+                    first = lane.followers[0]
+                    lane.hand_over(Response(first.request, self._tokenizer), self._guesses(first))
             self._lanes = [lane for lane in self._lanes if lane.ticket is not ticket]
+            self._forget()
             ticket.send(None)
             self._changed.notify_all()

@@ -94,6 +94,10 @@ class Request:
         if self.guess and not self.cached:
             raise CutawayError("A guess runs along with a pass over one token, which needs a cache; leave out guess.")
 
+    def reads_like(self, other: "Request") -> bool:
+        """Whether a pass over its prompt leaves what one over the other's does."""
+        return self.cached and other.cached and self.ids == other.ids
+
     @property
     def keeps_steps(self) -> bool:
         """Whether more was asked of each step than its token and text."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from cutaway.errors import CutawayError
 from cutaway.generate import Batch, Request, Step, Ticket
-from cutaway.generate.batch import Event
+from cutaway.generate.ticket import Event
 from cutaway.serve.owner import Owner
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class Driver:
         flow = Flow(whole, self._flows.discard)
         self._flows.add(flow)
         try:
-            for index, request in enumerate(requests):
-                flow.tickets.append(self._batch.submit(request, flow.taker(index)))
+            takers = [(request, flow.taker(index)) for index, request in enumerate(requests)]
+            flow.tickets += self._batch.submit_all(takers)
         except BaseException:
             flow.close()
             raise

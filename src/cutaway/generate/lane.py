@@ -1,0 +1,91 @@
+"""One sequence in a running batch: what it runs in the next pass, and what becomes of the logits."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from cutaway.forward.cache import KVCache
+from cutaway.generate.cache_use import CacheStep
+from cutaway.generate.response import Request, Response, Step
+from cutaway.generate.speculation import Lookup, Payoff
+from cutaway.generate.ticket import Ticket
+
+
+class Lane:
+    """A sequence under way: what has still to run, and what was guessed to follow it.
+
+    `followers` wait for the same prompt to be read, to go on from its rows each in its own way.
+    """
+
+    def __init__(self, ticket: Ticket, response: Response, cache: KVCache, guessing: bool) -> None:
+        self.ticket, self.response, self.cache = ticket, response, cache
+        self.followers: list[Ticket] = []
+        self.shares = False  # whether its rows may be given to others
+        self.pending = list(ticket.request.ids[cache.length :])
+        self._held = cache.length  # rows that were there when the passes for the next token began
+        self.guessed: list[int] = []
+        self.running: list[int] = []  # what the present pass runs
+        self._lookup = Lookup(ticket.request.ids) if guessing else None
+        self.payoff = Payoff()
+
+    @property
+    def reading(self) -> bool:
+        """Whether it runs a text up to its last token: the prompt or, where nothing is kept, all that there is."""
+        return not self.response.tokens or not self.ticket.request.cached
+
+    def reads_for(self, request: Request) -> bool:
+        """Whether the prompt that it is reading is that of `request` too."""
+        return self.shares and not self.response.tokens and self.ticket.request.reads_like(request)
+
+    def hand_over(self, response: Response, guessing: bool) -> None:
+        """Its ticket leaves: what was read goes to the first of its followers, whose response this is."""
+        self.ticket, self.response = self.followers.pop(0), response
+        self._lookup = Lookup(response.request.ids) if guessing else None
+
+    @property
+    def growth(self) -> tuple[int, int]:
+        """How long the text was before this pass and will be after it."""
+        before = self.response.length - 1 if self.response.tokens else self.cache.length
+        return before, self.cache.length + len(self.running)
+
+    def unsettle(self) -> None:
+        """Where no row that is held holds in the longer text to come, the pass runs all of it anew."""
+        if not self.cache.settled(self.cache.length + len(self.running)):
+            self._held = 0
+
+    def guess(self) -> None:
+        """Look for what may follow the next token, where guessing pays; never past the end of the response."""
+        self.guessed = []
+        limits, response = self.response.request.limits, self.response
+        if self._lookup is None or self.reading or not self.payoff.wanted():
+            return
+        most = min(response.request.guess, limits.max_tokens - len(response.tokens) - 1)
+        if limits.context is not None:
+            most = min(most, limits.context - response.length)
+        self.guessed = self._lookup.guess(most) if most > 0 else []
+
+    def accept(self, logits: np.ndarray, seconds: float | None) -> Iterator[Step]:
+        """The steps that the rows `[1 + guessed, V]` of the pass give: more than one where a guess came true.
+
+        `seconds` is what the pass took; None where it was another's.
+        """
+        taken: list[int] = []
+        room, appended = self.cache.room, self.cache.length - self._held
+        for place, row in enumerate(logits):
+            found = CacheStep(0, 0, 0, room) if place else CacheStep(self._held, appended, len(logits), room)
+            step = self.response.take(row, guessed=place > 0, cache=found)
+            taken.append(step.token)
+            yield step
+            if step.finish is not None or place == len(self.guessed) or step.token != self.guessed[place]:
+                break
+        if seconds is not None:
+            self.payoff.note(seconds, len(self.guessed), len(taken))
+        if self._lookup is not None:
+            self._lookup.extend(taken)
+        if self.cache.length >= self.response.length:  # keys of guesses that did not come true
+            self.cache.truncate(self.response.length - 1)
+        self.pending = taken[-1:]
+        if not self.ticket.request.cached:
+            self.cache.truncate(0)
+            self.pending = [*self.response.request.ids, *self.response.tokens]
+        self._held = self.cache.length
