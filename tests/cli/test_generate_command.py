@@ -148,7 +148,7 @@ def test_a_forced_step_that_the_text_did_not_reach_is_told(here):
         "generate", "--model", "toy", TOY, "--temperature", "0", "--stop", begun.text.split()[0], "--force", "5=troll"
     )
     assert (ended.code, ended.out) == (2, "")
-    assert "--force names step 5, but the text ended after 1 token" in ended.err
+    assert "force names step 5, but the text ended after 1 token (steps count from 0)" in ended.err
 
 
 def test_without_a_seed_both_continuations_draw_the_same_numbers(here):
@@ -286,6 +286,10 @@ def test_both_caches_are_shown_of_two_continuations(here):
         ([TOY, "--force", "1=elf"], "'elf' is not in this model's vocabulary"),
         ([TOY, "--guess", "2", "--no-cache", "--show-cache"], "leave out guess"),
         ([TOY, "--force", "99=troll", "--max-tokens", "3"], "--force names step 99, but --max-tokens 3 ends at step 2"),
+        (
+            [TOY, "--force", "2=troll potion", "--max-tokens", "3"],
+            "force names step 3, but max_tokens 3 ends at step 2",
+        ),
         ([TOY, "--force", "1=troll", "--force", "1=potion"], "--force names step 1 twice, with 'troll' and 'potion'"),
         ([TOY, "--force", "0=troll", "--beside-greedy"], "each show two continuations"),
         ([TOY, "--beside-greedy", "--temperature", "0"], "the draws are greedy themselves"),

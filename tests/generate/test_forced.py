@@ -47,8 +47,31 @@ def test_a_text_of_several_tokens_takes_as_many_steps(toy):
         ({0: ""}, "There is nothing to force at step 0"),
         ({0: "troll smashes", 1: "dragon"}, "Two tokens are forced at step 1"),
         ([3], r"force is \[3\]; it must map steps to tokens"),
+        ({9: 3}, "force names step 9, but max_tokens 9 ends at step 8 "),
+        ({8: "troll smashes"}, "force names step 9, but max_tokens 9 ends at step 8 "),
     ],
 )
 def test_what_cannot_be_forced_is_refused(toy, force, said):
     with pytest.raises(CutawayError, match=said):
-        toy.generate(PROMPT, force=force)
+        toy.generate(PROMPT, 9, force=force)
+
+
+def test_a_step_past_the_last_position_is_refused_and_the_last_is_not(toy):
+    long = [0] * (toy.spec.n_max - 2)
+    with pytest.raises(CutawayError, match="force names step 3, but after a prompt of 126 tokens the 128 positions"):
+        toy.generate(long, 9, force={3: 4})
+    assert toy.generate(long, 9, seed=0, force={2: 4}).tokens[2:] == [4]
+
+
+@pytest.mark.parametrize("watched", [{}, {"points": ["sample.token"]}, {"cache": False}])
+@pytest.mark.parametrize("ending", [{"stop": [" potion"]}, {"until": lambda text: True}])
+def test_a_text_that_ends_before_a_forced_step_says_so_however_it_is_run(toy, watched, ending):
+    settings = {"temperature": 0, "force": {5: 8}, **ending, **watched}
+    said = r"force names step 5, but the text ended after 1 token \(steps count from 0\); name an earlier step"
+    with pytest.raises(CutawayError, match=said):
+        toy.generate(PROMPT, 9, **settings)
+    with pytest.raises(CutawayError, match=said):
+        list(toy.stream(PROMPT, 9, **settings))
+    if not watched:
+        with pytest.raises(CutawayError, match=said):
+            toy.generate_many([PROMPT] * 2, 9, **settings)

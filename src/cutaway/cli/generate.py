@@ -162,12 +162,6 @@ def _side_by_side(
     if settings["seed"] is None:
         watched["seed"] = random_seed()  # both draw the same numbers, so that only what was changed differs
     outs = [model.generate(prompt, **(watched | changed)) for changed in ({}, other)]
-    ended = len(outs[1].tokens)
-    if late := [step for step in forced if step >= ended]:
-        raise CutawayError(
-            f"--force names step {min(late)}, but the text ended after {_counted(ended, 'token')} (steps count from "
-            "0); name an earlier step."
-        )
     if options.json:
         documents = [_document(model, prompt, out, settings) for out in outs]
         print_json(dict(zip(("free", "forced") if forced else ("drawn", "greedy"), documents, strict=True)))

@@ -142,7 +142,18 @@ class Response:
         if self.finish is None and self.request.until is not None and self.request.until("".join(self._said)):
             self.finish = "callback"
             shown += self._rest()
+        if self.finish is not None:
+            self._refuse_unreached()
         return replace(step, text=shown, finish=self.finish, trace=trace, guessed=guessed, cache=cache)
+
+    def _refuse_unreached(self) -> None:
+        """A step that was to be forced and never came is a wish that nobody met."""
+        ended = len(self.tokens)
+        if late := [step for step in self.request.force if step >= ended]:
+            raise CutawayError(
+                f"force names step {min(late)}, but the text ended after {ended} token{'s' if ended != 1 else ''} "
+                "(steps count from 0); name an earlier step."
+            )
 
     def _pick(self, logits: np.ndarray) -> Step:
         """The token, without its text. One random number is taken for each, forced or not."""

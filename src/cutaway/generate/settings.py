@@ -21,8 +21,8 @@ class Settings(TypedDict, total=False):
     the response), `logit_bias` ({id: number}; −∞ bans) and `order` ("cutaway", "hf", "vllm", "llama.cpp", or stage
     names) are those of `Sampling`. `alternatives`: so many of the likeliest tokens are told with each step.
     `record`: True keeps what every stage did (`step.record`), a `Recording` says how much. `force`: {step: token},
-    steps counted from 0; a text of several tokens takes as many steps. `until`: a function of the text so far that
-    ends the response when it returns something true. `guess`: so many tokens are guessed at a time from the text
+    steps counted from 0; a text of several tokens takes as many steps; one that is never reached raises
+    CutawayError. `until`: a function of the text so far that ends the response when it returns something true. `guess`: so many tokens are guessed at a time from the text
     itself, which gives the same tokens in fewer passes. `cache`: a KVCache that an earlier call left; what it
     shares with the prompt is not run again. False keeps nothing: every step runs the whole text, as without a cache.
     """
@@ -88,7 +88,7 @@ def make_request(
         seed=basic.seed,
         alternatives=settings.get("alternatives", 0),
         recording=_recording(settings.get("record", False)),
-        force=_forced(settings.get("force") or {}, spec, tokenizer),
+        force=_reachable(_forced(settings.get("force") or {}, spec, tokenizer), len(ids), basic.max_tokens, spec),
         until=settings.get("until"),
         guess=settings.get("guess", 0),
         cached=settings.get("cache") is not False,
@@ -133,6 +133,22 @@ def _forced(force: Mapping[int, int | str], spec: ModelSpec, tokenizer: Tokenize
                 raise CutawayError(f"Token {token!r} cannot be forced: {spec.name} has ids 0 to {spec.vocab_size - 1}.")
             if forced.setdefault(place, token) != token:
                 raise CutawayError(f"Two tokens are forced at step {place}: {forced[place]} and {token}.")
+    return forced
+
+
+def _reachable(forced: dict[int, int], length: int, max_tokens: int, spec: ModelSpec) -> dict[int, int]:
+    """The same; CutawayError where a step is surely never reached."""
+    last = max(forced, default=-1)
+    if last >= max_tokens:
+        raise CutawayError(
+            f"force names step {last}, but max_tokens {max_tokens} ends at step {max_tokens - 1} (steps count from 0); "
+            "name an earlier step or ask for more tokens."
+        )
+    if spec.n_max is not None and last > spec.n_max - length:
+        raise CutawayError(
+            f"force names step {last}, but after a prompt of {length} tokens the {spec.n_max} positions of {spec.name} "
+            f"end at step {spec.n_max - length}; name an earlier step."
+        )
     return forced
 
 
