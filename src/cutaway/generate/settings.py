@@ -22,9 +22,10 @@ class Settings(TypedDict, total=False):
     names) are those of `Sampling`. `alternatives`: so many of the likeliest tokens are told with each step.
     `record`: True keeps what every stage did (`step.record`), a `Recording` says how much. `force`: {step: token},
     steps counted from 0; a text of several tokens takes as many steps; one that is never reached raises
-    CutawayError. `until`: a function of the text so far that ends the response when it returns something true. `guess`: so many tokens are guessed at a time from the text
-    itself, which gives the same tokens in fewer passes. `cache`: a KVCache that an earlier call left; what it
-    shares with the prompt is not run again. False keeps nothing: every step runs the whole text, as without a cache.
+    CutawayError. `until`: a function of the text so far that ends the response when it returns something true.
+    `guess`: so many tokens are guessed at a time from the text itself, which gives the same tokens in fewer passes.
+    `cache`: a KVCache that an earlier call left; what it shares with the prompt is not run again. False keeps
+    nothing: every step runs the whole text, as without a cache.
     """
 
     typical_p: float | None
