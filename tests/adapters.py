@@ -1,12 +1,21 @@
-"""LoRA adapters as PEFT writes them, made by hand for any model whose modules have names of Hugging Face."""
+"""LoRA adapters as PEFT writes them, made by hand, and random models whose matrices have names of Hugging Face."""
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
+
+from cutaway.checkpoints.families import family_of
+from cutaway.checkpoints.load import Checkpoint
+from cutaway.checkpoints.sources import Location
+from cutaway.engines import make_engine
+from cutaway.model import Model
+from cutaway.spec import ExpertsSpec, ModelSpec, RouterSpec
+from random_models import LLAMA, random_weights, with_layers
 
 CONFIG: dict[str, Any] = {
     "peft_type": "LORA",
@@ -18,10 +27,18 @@ CONFIG: dict[str, Any] = {
     "lora_alpha": 3,
     "target_modules": ["q_proj", "down_proj"],
 }
+EXPERTS = with_layers(LLAMA, feed_forward=ExpertsSpec(4, LLAMA.layers[0].feed_forward, RouterSpec(2)))
+
+
+def adaptable(spec: ModelSpec = LLAMA, engine: str = "numpy", dtype: str = "float64", family: str = "llama") -> Model:
+    """A model with random weights that knows what its matrices are called in Hugging Face's models of a family."""
+    where = Location(Path("somewhere"), "folder", spec.name, "made for a test")
+    known = family_of(family, "a test", "MODEL_TYPES")
+    return Model(Checkpoint(spec, random_weights(spec, dtype=dtype), None, where, known), make_engine(engine, dtype))
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:
-    """The folder with these tensors under PEFT's names, and a configuration with these settings changed."""
+    """The folder with these tensors under PEFT's names, and a configuration with these settings; ... leaves one out."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(
         {f"base_model.model.{name}": array for name, array in tensors.items()}, folder / "adapter_model.safetensors"
@@ -40,10 +57,25 @@ def pair(module: str, d_out: int, d_in: int, rank: int = 2, seed: int = 0, size:
     }
 
 
-def of_tiny_llama(layers: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, np.ndarray]:
-    """Tensors for q_proj and down_proj of the tiny Llama of `tiny_models`, in these layers."""
+def of_llama(layers: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, np.ndarray]:
+    """Tensors for q_proj and down_proj of `random_models.LLAMA`, in these layers."""
     tensors: dict[str, np.ndarray] = {}
     for layer in layers:
-        tensors |= pair(f"model.layers.{layer}.self_attn.q_proj", 8, 8, **more)
-        tensors |= pair(f"model.layers.{layer}.mlp.down_proj", 8, 12, **more)
+        tensors |= pair(f"model.layers.{layer}.self_attn.q_proj", 24, 12, **more)
+        tensors |= pair(f"model.layers.{layer}.mlp.down_proj", 12, 20, **more)
     return tensors
+
+
+def of_experts() -> dict[str, np.ndarray]:
+    """Tensors for w1 and w2 of every expert of `EXPERTS`, as Mixtral calls them."""
+    tensors: dict[str, np.ndarray] = {}
+    for layer in range(2):
+        for expert in range(4):
+            at = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
+            tensors |= pair(f"{at}.w1", 20, 12) | pair(f"{at}.w2", 12, 20)
+    return tensors
+
+
+def without_head(spec: ModelSpec) -> ModelSpec:
+    """The spec with its embedding for a head."""
+    return replace(spec, tied_head=True)

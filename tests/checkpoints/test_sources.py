@@ -411,5 +411,5 @@ def test_the_hubs_cache_is_where_the_hub_keeps_it(
 def test_a_folder_with_an_adapter_alone_is_called_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     (tmp_path / "adapter_model.safetensors").touch()
-    with pytest.raises(CutawayError, match=r"holds an adapter.*Merge it"):
+    with pytest.raises(CutawayError, match=r"holds an adapter.*edits.Adapter"):
         sources.locate(str(tmp_path))

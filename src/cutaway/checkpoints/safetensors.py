@@ -154,7 +154,7 @@ def find_weights(folder: str | Path) -> SafetensorsFile:
     if adapters:
         raise CutawayError(
             f"{folder} holds an adapter ({_listed(adapters)}), which changes another model and is none itself. "
-            "Merge it into its base model and save that as safetensors."
+            "Load that model, and give edits=[cutaway.edits.Adapter(…)] to its runs, or take model.merged(…)."
         )
     if candidates:
         raise CutawayError(

@@ -217,7 +217,7 @@ def _folder(path: Path) -> Location:
     if "adapter_config.json" in names:
         raise CutawayError(
             f"The folder {path} holds an adapter (adapter_config.json), which changes another model and is none "
-            "itself. Merge it into its base model and save that as safetensors."
+            "itself. Load that model, and give edits=[cutaway.edits.Adapter(…)] to its runs, or take model.merged(…)."
         )
     if weights:
         raise CutawayError(f"The folder {path} has safetensors but no config.json, which says what they are.")
