@@ -160,12 +160,15 @@ def head_outputs(
     z holds these heads only. `layout` says how the rows of z are multiplied (`Layout.only`).
     """
     slice_of = Linear(weights["attn.o"].weight, added=unheard(weights["attn.o"]))
-    outputs = []
-    for own, head in zip(z, range(spec.n_heads) if heads is None else heads, strict=True):
+    made = None
+    for index, (own, head) in enumerate(zip(z, range(spec.n_heads) if heads is None else heads, strict=True)):
         alone = engine.array(np.zeros((spec.n_heads, *own.shape)))
         alone[head] = own
-        outputs.append(engine.numpy(engine.linear(join_heads(alone), slice_of, layout)))
-    return engine.array(np.stack(outputs))
+        part = engine.linear(join_heads(alone), slice_of, layout)
+        if made is None:
+            made = engine.empty((len(z), *part.shape))
+        made[index] = part
+    return made
 
 
 def _with_parts_shown(
@@ -174,7 +177,10 @@ def _with_parts_shown(
     """`attn.raw` once each head's part was shown: where one came back changed, the row is the sum of the parts."""
     parts = head_outputs(engine, spec, weights, z, layout.only(range(layout.rows)))
     given = tap("attn.head_out", parts)
-    rows = np.flatnonzero((engine.numpy(given) != engine.numpy(parts)).any(axis=(0, 2)))
+    if given is not parts and getattr(given, "requires_grad", False):  # an edit may cut and change no number
+        rows = np.arange(layout.rows)
+    else:
+        rows = np.flatnonzero((engine.numpy(given) != engine.numpy(parts)).any(axis=(0, 2)))
     joined = engine.copy(raw)
     summed = given[:, rows].sum(0)
     bias = weights["attn.o"].bias

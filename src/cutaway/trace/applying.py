@@ -36,35 +36,60 @@ def seen_keys(spec: ModelSpec, layer: int, segment: Segment, start: int, shape: 
     return (keys >= first[:, None]) & (keys < last[:, None])
 
 
+@dataclass(frozen=True, eq=False)
+class Met:
+    """The part of a value that an edit means: where its block of numbers stands, and which of its cells are meant."""
+
+    place: Place
+    mesh: tuple[np.ndarray, ...]
+    block: np.ndarray
+    meant: np.ndarray | None  # bools that broadcast to the block; None means all of it
+
+    @property
+    def elements(self) -> int:
+        """How many cells are meant."""
+        if self.meant is None:
+            return self.block.size
+        return int(np.count_nonzero(np.broadcast_to(self.meant, self.block.shape)))
+
+    def changed(self, new: np.ndarray) -> int:
+        """How many numbers of the block are others in `new`; a NaN is no other than a NaN."""
+        different = new != self.block
+        if self.block.dtype.kind == "f":
+            different &= ~(np.isnan(new) & np.isnan(self.block))
+        return int(np.count_nonzero(different))
+
+
+def meets(edit: PointEdit, value: np.ndarray, here: Here) -> Met | None:
+    """What of `value` an edit means; None where that is nothing."""
+    indices = _indices(edit, value, here)
+    if any(len(index) == 0 for index in indices):
+        return None
+    rows = here.point.info.shape.index("T") if "T" in here.point.info.shape else None
+    positions = here.positions if rows is None else here.positions[indices[rows]]
+    place = Place(here.point, here.spec, positions, indices, here.prompt_length, value, here.known)
+    mesh = np.ix_(*indices)
+    return Met(place, mesh, value[mesh], _meant(edit, place, here, indices))
+
+
 def apply_edit(edit: PointEdit, value: np.ndarray, here: Here, *, in_place: bool) -> tuple[np.ndarray, int, int]:
     """The value to go on with, how many elements the edit acted on, and how many of them are another number now.
 
     `value` itself is written into only with `in_place`, and handed back untouched where no number changed.
     """
-    indices = _indices(edit, value, here)
-    if any(len(index) == 0 for index in indices):
+    met = meets(edit, value, here)
+    if met is None:
         return value, 0, 0
-    rows = here.point.info.shape.index("T") if "T" in here.point.info.shape else None
-    positions = here.positions if rows is None else here.positions[indices[rows]]
-    place = Place(here.point, here.spec, positions, indices, here.prompt_length, value, here.known)
-    mesh = np.ix_(*indices)
-    block = value[mesh]
-    meant = _meant(edit, place, here, indices)
-    new = _fitting(edit, edit.new(block, place), block, place)
-    if meant is not None:
-        meant = np.broadcast_to(meant, block.shape)
-        new = np.where(meant, new, block)
-    different = new != block
-    if block.dtype.kind == "f":
-        different &= ~(np.isnan(new) & np.isnan(block))
-    elements = block.size if meant is None else int(np.count_nonzero(meant))
-    changed = int(np.count_nonzero(different))
+    new = fitting(edit, edit.new(met.block, met.place), met.block, met.place)
+    if met.meant is not None:
+        new = np.where(met.meant, new, met.block)
+    changed = met.changed(new)
     if changed == 0:
-        return value, elements, 0
+        return value, met.elements, 0
     out = value if in_place else value.copy()
-    out[mesh] = new
-    _refuse_blind_queries(edit, out, here)
-    return out, elements, changed
+    out[met.mesh] = new
+    refuse_blind_queries(edit, out, here)
+    return out, met.elements, changed
 
 
 def _indices(edit: PointEdit, value: np.ndarray, here: Here) -> tuple[np.ndarray, ...]:
@@ -101,7 +126,7 @@ def _meant(edit: PointEdit, place: Place, here: Here, indices: tuple[np.ndarray,
     return meant
 
 
-def _fitting(edit: PointEdit, new: Any, block: np.ndarray, place: Place) -> np.ndarray:
+def fitting(edit: PointEdit, new: Any, block: np.ndarray, place: Place) -> np.ndarray:
     """What an edit gave, brought to the shape and type of what it stands for. Raises CutawayError where it cannot."""
     try:
         given = np.asarray(new)
@@ -123,7 +148,7 @@ def _fitting(edit: PointEdit, new: Any, block: np.ndarray, place: Place) -> np.n
     return fitting.astype(block.dtype)
 
 
-def _refuse_blind_queries(edit: PointEdit, value: np.ndarray, here: Here) -> None:
+def refuse_blind_queries(edit: PointEdit, value: np.ndarray, here: Here) -> None:
     """A query that may see no key at all has no pattern: 0 divided by 0."""
     if here.visible is None or here.point.name not in ("attn.scores", "attn.masked"):
         return

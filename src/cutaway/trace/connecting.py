@@ -1,42 +1,74 @@
 """A watched pass whose values stay connected, so that gradients can be followed back through it."""
 
+from typing import Any
+
 import numpy as np
 
+from cutaway.engines.layout import Layout
 from cutaway.errors import CutawayError
+from cutaway.points import Tap
+from cutaway.trace.adapting import adapted
+from cutaway.trace.edited import Edited
+from cutaway.trace.edited_graph import EditedGraph
+from cutaway.trace.editing import Editing
 from cutaway.trace.finite import first_nonfinite
-from cutaway.trace.gradients import run_connected
-from cutaway.trace.running import Machine, Watching
+from cutaway.trace.gradients import require_gradients, run_connected
+from cutaway.trace.running import Machine, Watching, edits_around, rerun, unedited_run
 from cutaway.trace.trace import Prompt, Trace
 
 # What a plain pass can be asked for and one with gradients cannot.
-REFUSED = ("positions", "heads", "edits", "vectors", "limit", "spill")
+REFUSED = ("positions", "heads", "limit", "spill")
 
 
 def connected(machine: Machine, prompt: Prompt, asked: Watching) -> Trace:
     """Run `prompt` with its graph: a trace that has `backward`, `grad` and `tensors`.
 
-    Every value that the graph needs is held, as many again as the pass computes. Raises CutawayError for an engine
-    without gradients, for what goes with a plain pass only (`REFUSED`), and as `Model.trace` does.
+    Every value that the graph needs is held, as many again as the pass computes. With edits the graph is that of the
+    edited run. Raises CutawayError for an engine without gradients, for what goes with a plain pass only (`REFUSED`),
+    and as `Model.trace` does.
     """
     for name in REFUSED:
-        if getattr(asked, name) is not None and not (name == "edits" and not asked.edits):
-            what = "prompt of vectors" if name == "vectors" else name
-            raise CutawayError(f"With gradients=True the whole pass is kept as it is; {what} cannot be given as well.")
-    ids = np.asarray(prompt.ids)
-    ran = run_connected(machine.engine, machine.spec, machine.parameters, ids, asked.points, asked.types)
+        if getattr(asked, name) is not None:
+            raise CutawayError(f"With gradients=True the whole pass is kept as it is; {name} cannot be given as well.")
+    engine = machine.engine
+    require_gradients(engine)
+    sequence = np.asarray(prompt.ids) if asked.vectors is None else asked.vectors
+    length = len(sequence)
+    editing = Editing(asked.edits, machine.spec, length, unedited=unedited_run(machine, prompt, asked))
+    passes: list[EditedGraph] = []
+
+    def around(tap: Tap, layout: Layout) -> Tap:
+        passes.append(EditedGraph(editing, engine, layout, tap, range(length)))
+        return passes[-1] if editing.edits else tap
+
+    def count(*told: Any) -> None:
+        passes[-1].count(*told)
+
+    spec, parameters = editing.spec, adapted(machine.parameters, editing.edits)
+    counted = adapted(machine.parameters, editing.edits, count)
+    ran = run_connected(engine, spec, counted, sequence, asked.points, asked.types, editing.altered, around)
     for result in (ran.final, *([] if ran.logits is None else [ran.logits])):
         if not np.isfinite(result).all():
-            where = first_nonfinite(machine.engine, machine.spec, machine.parameters, ids, asked.types)
-            raise CutawayError(f"{machine.spec.name} computes no usable numbers: {where}")
+            where = first_nonfinite(
+                engine, spec, parameters, sequence, asked.types, edits_around(engine, editing, length)
+            )
+            raise CutawayError(
+                f"{spec.name} computes no usable numbers{' with these edits' * bool(editing.edits)}: {where}"
+            )
+    done = passes[-1].done
+    editing.finish(done, length)
+    last = None if ran.logits is None else ran.logits[-1]
+    again = rerun(machine, prompt, asked, sequence, editing)
     trace = Trace(
-        machine.engine,
-        machine.spec,
-        machine.parameters,
+        engine,
+        spec,
+        parameters,
         prompt,
         ran.plan,
         ran.layout,
         ran.values,
-        None if ran.logits is None else ran.logits[-1],
+        last,
         piece=machine.piece,
+        edited=Edited(machine.spec, done, last, again) if editing.edits else None,
     )
     return trace.connect(ran.graph)

@@ -210,6 +210,21 @@ class EditedPass:
         self.known.clear()  # what an edit reads stands in its own layer, or (the last stream) right before the head
         return _EditedLayer(self, self.inner.at(layer), layer)
 
+    def changed(self, edit: PointEdit, value: Array, here: Here, *, in_place: bool) -> tuple[Array, int, int]:
+        """The value after an edit, how many elements it acted on, and how many are another number now."""
+        before = self.engine.numpy(value)
+        after, elements, changed = apply_edit(edit, before, here, in_place=in_place)
+        if changed and not (in_place and after is value):  # an engine with arrays of its own gets one
+            value = self.engine.array(after) if in_place else as_shown(self.engine, value, after)
+        return value, elements, changed
+
+    def instead(self, sources: list[Array], value: Array) -> tuple[Array, int, int]:
+        """The sum of the sources in the place of a value, how many elements that is, and how many are others now."""
+        before = self.engine.numpy(value)
+        after = put([self.engine.numpy(source) for source in sources], before)
+        changed = int(np.count_nonzero(after != before))
+        return as_shown(self.engine, value, after) if changed else value, before.size, changed
+
 
 class _EditedLayer:
     def __init__(self, edited: EditedPass, inner: Tap, layer: int | None) -> None:
@@ -236,33 +251,27 @@ class _EditedLayer:
         return self._pass.at(layer)
 
     def _edited(self, point: Point, value: Array) -> Array:
-        engine, editing = self._pass.engine, self._pass.editing
+        editing, known = self._pass.editing, self._pass.known
         positions = self._pass.logit_positions if point.name == "logits" else self._pass.layout.positions
-        here = Here(point, editing.spec, positions, editing.length, self._pass.known)
+        here = Here(point, editing.spec, positions, editing.length, known)
         for index, edit in editing.acting[point]:
-            before = engine.numpy(value)
             if isinstance(edit, PointEdit):
-                after, elements, changed = apply_edit(edit, before, here, in_place=False)
+                value, elements, changed = self._pass.changed(edit, value, here, in_place=False)
             else:
-                sources = [engine.numpy(self._pass.known[source]) for source in editing.instead[index, point]]
-                after = put(sources, before)
-                elements, changed = before.size, int(np.count_nonzero(after != before))
+                sources = [known[source] for source in editing.instead[index, point]]
+                value, elements, changed = self._pass.instead(sources, value)
             self._pass.done[index].count(point, elements, changed)
-            if changed:
-                value = as_shown(engine, value, after)
         return value
 
     def _edited_rows(self, point: Point, value: Array, segment: int, start: int) -> Array:
-        engine, editing, place = self._pass.engine, self._pass.editing, self._pass.layout.segments[segment]
+        editing, place = self._pass.editing, self._pass.layout.segments[segment]
         positions = np.arange(place.position + start, place.position + start + value.shape[1])
         layer = point.layer or 0
         seen = seen_keys(editing.spec, layer, place, start, value.shape)
         here = Here(point, editing.spec, positions, editing.length, self._pass.known, seen)
         for index, edit in editing.acting[point]:
             if isinstance(edit, PointEdit):
-                after, elements, changed = apply_edit(edit, engine.numpy(value), here, in_place=True)
-                if changed and after is not value:  # an engine with arrays of its own
-                    value = engine.array(after)
+                value, elements, changed = self._pass.changed(edit, value, here, in_place=True)
             else:  # a part of the spec is missing: these cells are other than they would be
                 if isinstance(edit, Without) and edit.part == "mask":
                     seen = seen & ~seen_keys(editing.unchanged_spec, layer, place, start, value.shape)

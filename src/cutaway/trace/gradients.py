@@ -12,7 +12,7 @@ from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.forward.layers_shown import layers_shown
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Pattern, Point, parse_point
+from cutaway.points import Pattern, Point, Tap, parse_point
 from cutaway.spec import ModelSpec
 from cutaway.trace.plan import Plan, make_plan
 
@@ -261,23 +261,27 @@ def run_connected(
     engine: Engine,
     spec: ModelSpec,
     parameters: Parameters,
-    ids: np.ndarray,
+    sequence: np.ndarray,
     points: Pattern | Iterable[Pattern] | None,
     types: np.ndarray | None = None,
+    altered: frozenset[Point] = frozenset(),
+    around: Callable[[Tap, Layout], Tap] = lambda tap, layout: tap,
 ) -> ConnectedRun:
-    """One pass whose values stay connected. Raises CutawayError for an engine that keeps no gradients."""
-    require_gradients(engine)
+    """One pass over ids `[T]` or vectors `[T, d]` whose values stay connected, on an engine that keeps gradients.
+
+    `around` puts edits around the tap that keeps the values, which act at the points `altered`.
+    """
     import torch
 
-    plan = make_plan(spec, points, stored=True)
+    plan = make_plan(spec, points, stored=True, altered=altered, tokens=sequence.ndim == 1)
     if plan.reduced:
         point = plan.reduced[0].point
         raise CutawayError(f"{plan.reduced[0]} is a reduction, which has no gradient; ask for {point} itself.")
     outer = {Point(RAW, point.layer) for point in plan.points if point.name == HEAD_OUT}
     wanted = plan.kept | outer | (set() if spec.headless else {Point("logits")})
-    graph_tap, layout = GraphTap(wanted), Layout.of([len(ids)])
-    with torch.enable_grad(), layers_shown(spec, graph_tap) as tap:
-        ran = transformer(engine, spec, parameters, [ids], tap=tap, rows=range(len(ids)), types=types)
+    graph_tap, layout = GraphTap(wanted), Layout.of([len(sequence)])
+    with torch.enable_grad(), layers_shown(spec, around(graph_tap, layout)) as tap:
+        ran = transformer(engine, spec, parameters, [sequence], tap=tap, rows=range(len(sequence)), types=types)
     graph = Graph(engine, spec, plan, graph_tap.kept, layout.rows)
     logits = None if ran.logits is None else engine.numpy(ran.logits)
     return ConnectedRun(plan, layout, graph.values(), engine.numpy(ran.final), logits, graph)

@@ -196,14 +196,15 @@ def finite_results(
     if last is not None:
         results.append(last)
     if not all(np.isfinite(result).all() for result in results):
-        where = first_nonfinite(engine, spec, parameters, whole, types, _around(engine, editing, len(whole)))
+        where = first_nonfinite(engine, spec, parameters, whole, types, edits_around(engine, editing, len(whole)))
         raise CutawayError(
             f"{spec.name} computes no usable numbers{' with these edits' * bool(editing.edits)}: {where}"
         )
     return last
 
 
-def _around(engine: Engine, editing: Editing, length: int) -> Callable[[Tap], Tap] | None:
+def edits_around(engine: Engine, editing: Editing, length: int) -> Callable[[Tap], Tap] | None:
+    """What puts the edits of a run around a tap that looks at a pass over all of its text; None where it has none."""
     if not editing.edits:
         return None
     layout = Layout.of([length])
