@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoders import Tiny, deviation, lifted, prompt
+from decoders import Tiny, deviation, lifted, prompt, reloaded
 from gguf_files import QTYPE, write_gguf
 from llama_like import PHI3, QWEN2, SCALED, llama_like_lifted
 from peft import LoraConfig, PeftModel, get_peft_model
 from test_families_gguf import WIDE
-from transformers import AutoModelForCausalLM
 
 import cutaway
 
@@ -38,13 +37,35 @@ TARGETS = {
     "qwen2": (QWEN2[1], [*ATTENTION, *GATED]),
     "phi3": (PHI3[0], ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]),
 }
+SIZES = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 14, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 512}  # fmt: skip
+LATENT = {"num_key_value_heads": 4, "moe_intermediate_size": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
+          "first_k_dense_replace": 1, "n_shared_experts": 1, "kv_lora_rank": 8, "q_lora_rank": 10,
+          "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 6, "n_group": 1, "topk_group": 1,
+          "head_dim": 4}  # fmt: skip
+SCALED_QUERIES = {"head_dim": 8, "query_pre_attn_scalar": 8}
+LATENTS = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+# Their norms, angles and softmaxes stay in float32 here: what is compared is what the adapter adds.
+OTHERS: dict[str, tuple[dict[str, Any], Any]] = {
+    "mistral": ({}, "all-linear"),
+    "qwen3": ({"head_dim": 8}, "all-linear"),
+    "gemma2": (SCALED_QUERIES, "all-linear"),
+    "gemma3_text": (SCALED_QUERIES, "all-linear"),
+    "gpt_neox": ({"num_key_value_heads": ...}, "all-linear"),
+    "phi": ({}, "all-linear"),
+    "mixtral": ({"num_local_experts": 4}, ATTENTION),
+    "qwen3_moe": ({"head_dim": 8, "moe_intermediate_size": 10, "num_experts": 8}, ATTENTION),
+    "deepseek_v2": (LATENT, LATENTS),
+    "deepseek_v3": (LATENT, LATENTS),
+    "llama4_text": ({"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 20}, ATTENTION),
+}
 every_family = pytest.mark.parametrize("family", TARGETS)
 
 
 def base(tiny: Tiny, folder: Path) -> Any:
     """The tiny model in float64, as transformers loads it from the folder that it is saved to."""
     tiny.build().save_pretrained(folder)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    return reloaded(folder)
 
 
 def with_adapter(model: Any, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float64, **settings: Any) -> Any:
@@ -106,6 +127,23 @@ def test_every_engine_computes_it_in_single_precision(family: str, engine: str, 
         expected = logits_of(theirs, ids)
         assert off(model, expected, ids, cutaway.edits.Adapter(tmp_path / "adapter")) < SINGLE
         assert off(merged, expected, ids) < SINGLE
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_are_adapted_by_their_own_names(family: str, tmp_path: Path) -> None:
+    more, targets = OTHERS[family]
+    settings = {key: value for key, value in (SIZES | more).items() if value is not ...}
+    tiny = Tiny(f"{family} adapted", family, settings)
+    theirs = with_adapter(
+        base(tiny, tmp_path / "base"), tmp_path / "adapter", r=3, lora_alpha=5, target_modules=targets
+    )
+    ids = prompt(67, 40)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    model = cutaway.load(tmp_path / "base", engine="numpy", dtype="float64")
+    assert off(model, expected, ids) > 0.1
+    assert off(model, expected, ids, cutaway.edits.Adapter(tmp_path / "adapter")) < SINGLE
+    assert off(model.merged(tmp_path / "adapter"), expected, ids) < SINGLE
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
