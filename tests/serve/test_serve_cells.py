@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from cutaway.points import Point, points_of
 from cutaway.serve.lineage import consumers_of, formula_of, inputs_of, weights_of
+from cutaway.serve.look import Look
 from cutaway.serve.runs import Run
 from cutaway.spec import parameter_shapes
 from random_models import LIKE, random_ids, random_model, specs
@@ -14,9 +15,9 @@ from random_models import LIKE, random_ids, random_model, specs
 T = 5
 
 
-def run_of(spec, seed: int = 0) -> Run:
+def run_of(spec, seed: int = 0) -> Look:
     model = random_model(spec, seed)
-    return Run(model, model.prompt(random_ids(spec, T).tolist()))
+    return Run(model, model.prompt(random_ids(spec, T).tolist())).look()
 
 
 @given(specs())
@@ -62,7 +63,7 @@ def test_most_cells_are_explained(family):
 
 
 def test_a_softmax_tells_its_numerator_and_its_sum(toy):
-    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    run = Run(toy, toy.prompt("<BOS> dragon drinks")).look()
     cell = run.arithmetic.cell(Point("attn.pattern", 1), (1, 2, 1))
     row = run.value(Point("attn.masked", 1))[1, 2]
     total = np.exp(row - row.max()).sum()
@@ -70,14 +71,14 @@ def test_a_softmax_tells_its_numerator_and_its_sum(toy):
 
 
 def test_a_masked_weight_is_said_to_be_hidden(toy):
-    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    run = Run(toy, toy.prompt("<BOS> dragon drinks")).look()
     assert run.arithmetic.cell(Point("attn.pattern", 0), (0, 0, 2)).hidden
     assert not run.arithmetic.cell(Point("attn.pattern", 0), (0, 2, 0)).hidden
     assert run.arithmetic.cell(Point("attn.masked", 0), (0, 0, 2)).value is None
 
 
 def test_a_bias_is_told_beside_the_sum(toy):
-    run = Run(toy, toy.prompt("<BOS> dragon drinks"))
+    run = Run(toy, toy.prompt("<BOS> dragon drinks")).look()
     cell = run.arithmetic.cell(Point("mlp.up", 0), (2, 3))
     bias = float(toy.parameters.layers[0]["mlp.up"].bias[3])
     total = sum(term.product for term in cell.terms) + cell.rest_sum
@@ -88,7 +89,7 @@ def test_a_point_that_an_edit_changed_is_said_to_be_edited(toy):
     from cutaway.serve.edits import edits_of
 
     edits = edits_of([{"zero": "layers.0.attn.z", "heads": [0]}])
-    run = Run(toy, toy.prompt("<BOS> dragon drinks"), edits)
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"), edits).look()
     cell = run.arithmetic.cell(Point("attn.z", 0), (0, 2, 1))
     assert cell.edited and cell.value == 0
     assert not run.arithmetic.cell(Point("attn.raw", 0), (2, 1)).edited

@@ -65,13 +65,13 @@ def differing(found: Run, ids: Sequence[int]) -> list[str]:
     wanted = [point for point in points_of(found.model.spec) if point.name != "tokens"]
     for layer in range(found.model.spec.n_layers):  # as many layers as one run holds on to
         of_layer = [point for point in wanted if point.layer == layer]
-        found.capture(of_layer)
+        look = found.look(of_layer)
         for point in of_layer:
-            if not np.array_equal(found.value(point), whole[point], equal_nan=True):
+            if not np.array_equal(look.value(point), whole[point], equal_nan=True):
                 return [str(point)]
     outside = [point for point in wanted if point.layer is None]
-    found.capture(outside)
-    return [str(point) for point in outside if not np.array_equal(found.value(point), whole[point], equal_nan=True)]
+    look = found.look(outside)
+    return [str(point) for point in outside if not np.array_equal(look.value(point), whole[point], equal_nan=True)]
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def test_a_long_text_that_grows_keeps_the_layer_that_is_looked_at(rows):
         former = run(model, ids[:40])
         points = former.layer_points(1)
         assert former.missing(points)
-        former.capture(points)
+        former.look(points)
         for end in (41, 42):
             former = run(model, ids[:end], former)
             assert former.missing(points) == []
@@ -224,6 +224,19 @@ def test_a_short_text_after_a_long_one_is_kept_in_full():
     short = run(model, ids[:20], former)
     assert short.captured == "all" and short.missing(points_of(LLAMA)) == []
     assert differing(short, ids[:20]) == []
+
+
+def test_what_a_request_asked_for_stays_whatever_others_ask_for_meanwhile():
+    spec = replace(LLAMA, layers=LLAMA.layers * 3)
+    model, ids = cpu_model(spec), random_ids(spec, 40).tolist()
+    with overviews():
+        one = run(model, ids)
+    points = [Point("mlp.act", layer) for layer in range(spec.n_layers)]
+    first, every = one.look(points[:1]), one.look(points)
+    assert len(one.missing(points)) == spec.n_layers - 2  # no more are held on to
+    whole = model.trace(ids, points=["layers.*.mlp.act"])
+    assert (first.value(points[0]) == whole[points[0]]).all()
+    assert all((every.value(point) == whole[point]).all() for point in points)
 
 
 def test_lengths_of_rows_are_those_of_the_whole():

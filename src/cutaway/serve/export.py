@@ -8,13 +8,13 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point
-from cutaway.serve.runs import Run
+from cutaway.serve.look import Look
 
 EXPORTS = {"csv": "text/csv; charset=utf-8", "safetensors": "application/octet-stream"}
 MOST_NUMBERS = 4_000_000  # of a CSV
 
 
-def exported(run: Run, point: Point, form: str) -> bytes:
+def exported(run: Look, point: Point, form: str) -> bytes:
     """The whole tensor at `point`. Raises CutawayError for a CSV that no program would open."""
     value = run.value(point)
     prompt = run.trace.prompt

@@ -32,12 +32,17 @@ class Part:
     def lengths(self, points: Sequence[Point]) -> np.ndarray:
         """The lengths of the rows at `points`, `[points, rows]` float32; worked out once, for the same points."""
         if self._lengths is None:
-            self._lengths = np.stack([np.linalg.norm(self.values[point], axis=-1) for point in points]).astype("<f4")
+            self._lengths = np.stack([row_lengths(self.values[point]) for point in points])
         return self._lengths
 
     def cut(self, rows: int) -> "Part":
         """A copy of its first rows."""
         return joined_part([(self, rows)])
+
+
+def row_lengths(values: np.ndarray) -> np.ndarray:
+    """The length of each row of `[T, d]`, float32 `[T]`."""
+    return np.sqrt(np.einsum("td,td->t", values, values)).astype("<f4")
 
 
 Used = tuple[Part, int]  # a part, and how many of its first rows a text has

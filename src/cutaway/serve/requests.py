@@ -6,6 +6,7 @@ from typing import Any
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, points_of, shape_of
+from cutaway.serve.look import Look
 from cutaway.serve.protocol import Format
 from cutaway.serve.runs import Run
 from cutaway.spec import ModelSpec
@@ -103,7 +104,7 @@ def _addresses(spec: ModelSpec) -> dict[str, Point]:
     return {str(point): point for point in points_of(spec)}
 
 
-def shape3(point: Point, run: Run) -> tuple[int, int, int]:
+def shape3(point: Point, run: Run | Look) -> tuple[int, int, int]:
     """The shape of a point in a run as heads, rows, columns: one head where it has none, one column for ids."""
     shape = shape_of(point, run.model.spec, run.length)
     if len(shape) == 1:

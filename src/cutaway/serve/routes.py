@@ -2,10 +2,11 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from starlette.requests import Request
@@ -18,6 +19,7 @@ from cutaway.serve import cards
 from cutaway.serve.edits import edits_of
 from cutaway.serve.export import EXPORTS, exported
 from cutaway.serve.heads import atlas
+from cutaway.serve.look import Look
 from cutaway.serve.models import Models
 from cutaway.serve.owner import Busy, Owner
 from cutaway.serve.protocol import Continuation
@@ -36,6 +38,8 @@ from cutaway.serve.runs import Run, Runs
 from cutaway.serve.tensors import head_row, tensor_bytes
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+T = TypeVar("T")
+_ASKED_AGAIN = 0.1  # seconds after which it is asked whether somebody still waits
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 
 
@@ -109,7 +113,7 @@ class Page:
         if former is not None and former.model is model and not edits and former.same(asked):
             run = former
         else:
-            run = await self._owner.run(lambda: Run(model, asked, edits, former))
+            run = await self._owned(request, lambda: Run(model, asked, edits, former))
         self._runs.add(run)
         seconds = time.perf_counter() - begun
         return _json(asdict(cards.manifest(run, body["model"], seconds)))
@@ -135,7 +139,7 @@ class Page:
             ]
             return Continuation(told_tokens, out.finish)
 
-        return _json(asdict(await self._owner.run(continued)))
+        return _json(asdict(await self._owned(request, continued)))
 
     async def tensors(self, request: Request) -> Response:
         run = self._run(request)
@@ -144,8 +148,8 @@ class Page:
         if not isinstance(asked, list) or not 1 <= len(asked) <= MOST_SLICES:
             raise CutawayError(f"slices must be a list of 1 to {MOST_SLICES} parts of tensors.")
         slices = [slice_of(one, run) for one in asked]
-        await self._captured(run, [one.point for one in slices])
-        return await self._read(lambda: b"".join(tensor_bytes(run, one) for one in slices))
+        look = await self._look(request, run, [one.point for one in slices])
+        return await self._read(request, lambda: b"".join(tensor_bytes(look, one) for one in slices))
 
     async def leave(self, request: Request) -> Response:
         """A page that closes lets go of its run and of those before it."""
@@ -157,11 +161,11 @@ class Page:
         layers = run.model.spec.n_layers
         first = _number(request, "first", 0, layers - 1)
         stop = _number(request, "stop", first + 1, layers)
-        return await self._read(lambda: atlas(run.trace, first, stop))
+        return await self._read(request, lambda: atlas(run.trace, first, stop))
 
     async def norms(self, request: Request) -> Response:
         run = self._run(request)
-        return await self._read(lambda: run.norms().tobytes())
+        return await self._read(request, lambda: run.norms().tobytes())
 
     async def cell(self, request: Request) -> Response:
         run = self._run(request)
@@ -169,8 +173,8 @@ class Page:
         parts = request.query_params.get("at", "").split(",")
         if not 1 <= len(parts) <= 3 or not all(part.isascii() and part.isdecimal() and len(part) < 9 for part in parts):
             raise CutawayError("A cell is named by whole numbers with commas between, as in at=0,3,1.")
-        await self._captured(run, [point] if point.layer is None else run.layer_points(point.layer))
-        cell = await asyncio.to_thread(run.arithmetic.cell, point, tuple(map(int, parts)))
+        look = await self._look(request, run, [point] if point.layer is None else run.layer_points(point.layer))
+        cell = await asyncio.to_thread(look.arithmetic.cell, point, tuple(map(int, parts)))
         return _json(asdict(cell))
 
     async def row(self, request: Request) -> Response:
@@ -179,8 +183,8 @@ class Page:
         layer = _number(request, "layer", 0, spec.n_layers - 1)
         head = _number(request, "head", 0, spec.layers[layer].attention.n_heads - 1)
         position = _number(request, "position", 0, run.length - 1)
-        await self._captured(run, [Point("attn.pattern", layer)])
-        return await self._read(lambda: head_row(run, layer, head, position).astype("<f4").tobytes())
+        look = await self._look(request, run, [Point("attn.pattern", layer)])
+        return await self._read(request, lambda: head_row(look, layer, head, position).astype("<f4").tobytes())
 
     async def token(self, request: Request) -> Response:
         run = self._run(request)
@@ -193,8 +197,8 @@ class Page:
         form = request.query_params.get("format", "csv")
         if form not in EXPORTS:
             raise CutawayError(f"The format is {form[:20]!r}; it must be {' or '.join(EXPORTS)}.")
-        await self._captured(run, [point])
-        data = await asyncio.to_thread(exported, run, point, form)
+        look = await self._look(request, run, [point])
+        data = await asyncio.to_thread(exported, look, point, form)
         name = f"{point}.{form}"
         return Response(
             data, media_type=EXPORTS[form], headers={"Content-Disposition": f'attachment; filename="{name}"'}
@@ -207,13 +211,30 @@ class Page:
         except KeyError:
             raise Missing("This run is no longer held; run the prompt again.") from None
 
-    async def _captured(self, run: Run, points: list[Point]) -> None:
-        missing = run.missing(points)
-        if missing:
-            await self._owner.run(lambda: run.capture(missing))
+    async def _look(self, request: Request, run: Run, points: list[Point]) -> Look:
+        if not run.missing(points):
+            return run.look()
+        return await self._owned(request, lambda: run.look(points))
 
-    async def _read(self, work: Callable[[], bytes]) -> Response:
+    async def _owned(self, request: Request, work: Callable[[], T]) -> T:
+        """`work` in the owner thread; it is dropped where nobody waits for it any more when its turn comes."""
+        left = threading.Event()
+
+        def unless_left() -> T:
+            if left.is_set():
+                raise Missing("Nobody waits for this any more.")
+            return work()
+
+        task = asyncio.ensure_future(self._owner.run(unless_left))
+        while not (await asyncio.wait({task}, timeout=_ASKED_AGAIN))[0]:
+            if await request.is_disconnected():
+                left.set()
+        return task.result()
+
+    async def _read(self, request: Request, work: Callable[[], bytes]) -> Response:
         async with self._reads:
+            if await request.is_disconnected():
+                raise Missing("Nobody waits for this any more.")
             data = await asyncio.to_thread(work)
         return Response(data, media_type="application/octet-stream", headers={"Cache-Control": "no-store"})
 

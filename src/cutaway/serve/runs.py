@@ -3,16 +3,15 @@
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cutaway.errors import CutawayError
 from cutaway.points import Point, layer_names
-from cutaway.serve.arithmetic import Arithmetic
-from cutaway.serve.joined import Part
+from cutaway.serve.joined import Part, row_lengths
+from cutaway.serve.look import Look
 from cutaway.serve.passes import (
     MADE,
     Strand,
@@ -28,7 +27,6 @@ from cutaway.serve.passes import (
 )
 from cutaway.spec import ModelSpec
 from cutaway.trace.bill import activation_bytes
-from cutaway.trace.derive import row_blocks_point
 from cutaway.trace.edits import Edit
 from cutaway.trace.plan import made_from
 
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 1_200_000_000  # of all runs together; the latest stays whatever it weighs
 MOST_RUNS = 64
-_WHOLE_SQUARES = 512  # tokens up to which T × T points of all heads are worked out at once
 _SQUARES = 6  # heads' squares of long prompts that a run holds on to
+_MASKS = 2  # and what its masks forbid
 _LAYERS = 2  # layers run again that a run holds on to
 
 
@@ -70,11 +68,8 @@ class Run:
         self._more: list[tuple[Trace, int]] = []  # each with its bytes
         for rows in self.text.layers if self.text is not None else ():
             self._hold(layer_trace(model, prompt, rows), 0)  # weighed with the text's parts
-        self._squares: OrderedDict[tuple[Point, int], np.ndarray] = OrderedDict()
-        self._lock = threading.Lock()
-        edited = {place for report in self.trace.edits for place in report.fired} if self.edits else set()
-        pieces = self.trace.prompt.pieces
-        self.arithmetic = Arithmetic(self.trace.spec, model.parameters, self.value, self.square, pieces, edited)
+        self.squares, self.hidden = Latest(_SQUARES), Latest(_MASKS)
+        self.edited_points = {place for report in self.trace.edits for place in report.fired} if self.edits else set()
 
     @property
     def length(self) -> int:
@@ -86,53 +81,32 @@ class Run:
 
     def missing(self, points: Iterable[Point]) -> list[Point]:
         """Those of `points` that no pass has kept so far."""
-        return [point for point in points if self._holding(point) is None]
+        traces = [self.trace, *(trace for trace, _ in self._more)]
+        return [point for point in points if not any(point in trace for trace in traces)]
 
-    def capture(self, points: Sequence[Point]) -> None:
-        """Run their layers again for these points, or with edits the pass; it gives the same numbers, bit for bit."""
-        wanted = self.missing(points)
+    def look(self, points: Sequence[Point] = ()) -> Look:
+        """The run with these points. What no pass has kept is computed now: their layers run again, or with edits the
+        pass; it gives the same numbers, bit for bit. Only the owner thread may ask for what is `missing`.
+        """
+        held = [trace for trace, _ in self._more]
+        return Look(self, [self.trace, *held, *self._captured(self.missing(points))])
+
+    def _captured(self, wanted: Sequence[Point]) -> "list[Trace]":
         if not wanted:
-            return
+            return []
         if self.edits or not runs_layers(self.model) or any(point.layer is None for point in wanted):
             sources = {source for point in wanted for source in made_from(self.model.spec, point)}
             trace = self._traced(self.trace.prompt.ids, [*wanted, *sources])
             self._hold(trace, self._bytes([point for point in sources if point.name not in MADE]))
-            return
+            return [trace]
+        made = []
         for layer in sorted({point.layer for point in wanted if point.layer is not None}):
             rows = layer_rows(self.model, self.trace, layer)
             held = 0 if self.text is not None else self._bytes(stored_in(self.model.spec, layer))
-            self._hold(layer_trace(self.model, self.prompt, rows), held)
+            made.append(layer_trace(self.model, self.prompt, rows))
+            self._hold(made[-1], held)
             if self.text is not None:  # weighed with its parts
                 self.text = replace(self.text, layers=(*self.text.layers[1 - _LAYERS :], rows))
-
-    def value(self, point: Point) -> np.ndarray:
-        """The tensor at `point`, which must have been captured."""
-        trace = self._holding(point)
-        if trace is None:
-            raise CutawayError(f"{point} has not been computed in this run.")
-        if point.name == "logits" and self.length > _WHOLE_SQUARES:
-            raise CutawayError(f"The logits of all {self.length} positions are too many to hold; ask for the last row.")
-        return trace[point]
-
-    def square(self, point: Point, head: int) -> np.ndarray:
-        """`[T, S]` of one head of a T × T point; of long prompts only the heads that are looked at are worked out."""
-        if self.length <= _WHOLE_SQUARES or self.edits:  # what was edited is stored, not worked out again
-            return self.value(point)[head]
-        key = (point, head)
-        with self._lock:
-            if key in self._squares:
-                self._squares.move_to_end(key)
-                return self._squares[key]
-        spec, engine = self.trace.spec, self.model.engine
-        q, k = (self.value(source) for source in made_from(spec, point))
-        group = head * len(k) // len(q)
-        made = engine.numpy(
-            row_blocks_point(engine, spec, point, engine.array(q[head : head + 1]), engine.array(k[group : group + 1]))
-        )[0]
-        with self._lock:
-            self._squares[key] = made
-            while len(self._squares) > _SQUARES:
-                self._squares.popitem(last=False)
         return made
 
     def layer_points(self, layer: int) -> list[Point]:
@@ -144,12 +118,12 @@ class Run:
         """Lengths of the rows at the points of `lengths_of`, one after another, `[points, T]` float32."""
         points = lengths_of(self.model.spec)
         if self.text is None:
-            return np.stack([np.linalg.norm(self.value(point), axis=-1) for point in points]).astype("<f4")
+            return np.stack([row_lengths(self.trace[point]) for point in points])
         return np.concatenate([part.lengths(points)[:, :rows] for part, rows in self.text.parts], axis=1)
 
     def weighs(self) -> dict[int, int]:
         """Bytes of what this run holds, by the identity of each thing; several runs may hold one thing."""
-        own = {id(self): sum(nbytes for _, nbytes in self._more) + sum(made.nbytes for made in self._squares.values())}
+        own = {id(self): sum(nbytes for _, nbytes in self._more) + self.squares.nbytes + self.hidden.nbytes}
         if self.text is None or self.strand is None:
             return own | {id(self.trace): self._bytes(points_kept(self.model.spec, self.captured))}
         return own | {id(self.strand): self.strand.nbytes} | {id(part): part.nbytes for part in self._parts}
@@ -169,10 +143,32 @@ class Run:
     def _bytes(self, points: Sequence[Point]) -> int:
         return activation_bytes(self.model.spec, self.length, points, self.model.engine.dtype.itemsize)
 
-    def _holding(self, point: Point) -> "Trace | None":
-        return next(
-            (trace for trace in (self.trace, *(more for more, _ in reversed(self._more))) if point in trace), None
-        )
+
+class Latest:
+    """The arrays of some kind that were worked out last, at most so many."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._made: OrderedDict[Hashable, np.ndarray] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable, make: Callable[[], np.ndarray]) -> np.ndarray:
+        """The array of this key, made where it is not there (any more)."""
+        with self._lock:
+            if key in self._made:
+                self._made.move_to_end(key)
+                return self._made[key]
+        made = make()
+        with self._lock:
+            self._made[key] = made
+            while len(self._made) > self._most:
+                self._made.popitem(last=False)
+        return made
+
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            return sum(made.nbytes for made in self._made.values())
 
 
 def lengths_of(spec: ModelSpec) -> list[Point]:

@@ -11,20 +11,39 @@ _ROUNDS = 6
 _TRIMMED_AT = 3.0  # standard deviations: what lies further out takes the last colour and is marked
 
 
-def pooled(values: np.ndarray, rows: int, columns: int) -> np.ndarray:
+def pooled(values: np.ndarray, rows: int, columns: int, hidden: np.ndarray | None = None) -> np.ndarray:
     """`[H, R, C]` → at most `[H, rows, columns]`: of each tile the value furthest from zero, sign kept.
 
-    NaN stands for cells that are hidden; a tile is NaN where all of it is.
+    Cells that `hidden` `[R, C]` names, or that are NaN, are passed over; a tile is NaN where all of it is.
     """
-    for axis, most in ((1, rows), (2, columns)):
-        length = values.shape[axis]
-        if length > most:
-            starts = np.arange(most) * length // most
-            with np.errstate(invalid="ignore"):
-                high = np.fmax.reduceat(values, starts, axis=axis)
-                low = np.fmin.reduceat(values, starts, axis=axis)
-            values = np.where(-low > high, low, high)
+    if hidden is not None:
+        values = np.where(hidden, 0, values)  # never the furthest from zero
+    if values.shape[1] > rows or values.shape[2] > columns:
+        finite = bool(np.isfinite(values).all())  # then a plain maximum does, which is several times as fast
+        highest, lowest = (np.maximum, np.minimum) if finite else (np.fmax, np.fmin)
+        for axis, most in ((1, rows), (2, columns)):
+            if values.shape[axis] > most:
+                high, low = (_tiles(pick, values, axis, most) for pick in (highest, lowest))
+                values = np.where(-low > high, low, high)
+    if hidden is not None:
+        for axis, most in ((0, rows), (1, columns)):
+            if hidden.shape[axis] > most:
+                hidden = _tiles(np.logical_and, hidden, axis, most)
+        values = np.where(hidden, np.nan, values)
     return values
+
+
+def _tiles(pick: np.ufunc, values: np.ndarray, axis: int, most: int) -> np.ndarray:
+    """What `pick` leaves of each of `most` tiles along an axis."""
+    length = values.shape[axis]
+    starts = [tile * length // most for tile in range(most)]
+    if axis == values.ndim - 1:
+        made: np.ndarray = pick.reduceat(values, starts, axis=axis)
+        return made
+    # Tile by tile: row is laid on row, which is twenty times as fast as reduceat along such an axis.
+    lines = np.moveaxis(values, axis, 0)
+    parts = (lines[start:stop] for start, stop in zip(starts, [*starts[1:], length], strict=True))
+    return np.stack([pick.reduce(part, axis=0) for part in parts], axis=axis)
 
 
 def coded(values: np.ndarray, kind: Kind) -> tuple[np.ndarray, float, float, int]:
@@ -54,10 +73,17 @@ def _scale(sizes: np.ndarray, largest: float) -> float:
 
 
 def envelope(
-    point: str, values: np.ndarray, kind: Kind, format: Format, start: tuple[int, int, int], rows: int, columns: int
+    point: str,
+    values: np.ndarray,
+    kind: Kind,
+    format: Format,
+    start: tuple[int, int, int],
+    rows: int,
+    columns: int,
+    hidden: np.ndarray | None = None,
 ) -> bytes:
-    """One tensor `[H, R, C]` on the wire, pooled to at most `rows` and `columns`."""
-    drawn = pooled(np.asarray(values, dtype=np.float64), rows, columns)
+    """One tensor `[H, R, C]` on the wire, pooled to at most `rows` and `columns`; `hidden` `[R, C]` may not be seen."""
+    drawn = np.asarray(pooled(values, rows, columns, hidden), dtype=np.float64)
     codes, scale, largest, beyond = coded(drawn, kind)
     numbers = codes if format == "u8" else np.ascontiguousarray(drawn, dtype="<f4")
     header = TensorHeader(

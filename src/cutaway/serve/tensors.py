@@ -5,13 +5,12 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import Point
 from cutaway.serve.cards import kind_of
+from cutaway.serve.look import Look
 from cutaway.serve.requests import MOST_CELLS, Slice, shape3
-from cutaway.serve.runs import Run
 from cutaway.serve.slices import envelope
-from cutaway.trace.edges import hidden_cells
 
 
-def tensor_bytes(run: Run, asked: Slice) -> bytes:
+def tensor_bytes(run: Look, asked: Slice) -> bytes:
     """One slice, cut, pooled and coded. Raises CutawayError where it would be too large."""
     heads = shape3(asked.point, run)[0] if asked.head is None else 1
     height, width = asked.rows[1] - asked.rows[0], asked.columns[1] - asked.columns[0]
@@ -20,30 +19,31 @@ def tensor_bytes(run: Run, asked: Slice) -> bytes:
     values = _cut(run, asked)
     start = (asked.head or 0, asked.rows[0], asked.columns[0])
     kind = kind_of(asked.point)
-    return envelope(str(asked.point), values, kind, asked.format, start, asked.most_rows, asked.most_columns)
+    hidden = None
+    if asked.point.name in ("attn.masked", "attn.pattern") and asked.point.layer is not None:
+        hidden = run.hidden(asked.point.layer)[slice(*asked.rows), slice(*asked.columns)]
+    return envelope(str(asked.point), values, kind, asked.format, start, asked.most_rows, asked.most_columns, hidden)
 
 
-def head_row(run: Run, layer: int, head: int, position: int) -> np.ndarray:
+def head_row(run: Look, layer: int, head: int, position: int) -> np.ndarray:
     """What token `position` gives and gets in a head's pattern: `[2, T]`, its row and its column."""
     pattern = run.square(Point("attn.pattern", layer), head)
     return np.stack([pattern[position], pattern[:, position]])
 
 
-def _cut(run: Run, asked: Slice) -> np.ndarray:
-    """`[heads, rows, columns]`; hidden cells are NaN."""
+def _cut(run: Look, asked: Slice) -> np.ndarray:
+    """`[heads, rows, columns]`."""
     point, (first, stop), (left, right) = asked.point, asked.rows, asked.columns
     here = (slice(first, stop), slice(left, right))
     if point.info.shape[-1] == "S":
         heads = range(shape3(point, run)[0]) if asked.head is None else (asked.head,)
-        cut = np.stack([run.square(point, head)[here] for head in heads]).astype(np.float64)
-        if point.name in ("attn.masked", "attn.pattern") and point.layer is not None:
-            cut[:, hidden_cells(run.trace, point.layer)[here]] = np.nan
-        return cut
+        squares = [run.square(point, head)[here] for head in heads]
+        return squares[0][None] if len(squares) == 1 else np.stack(squares)
     if point.name == "logits" and (first, stop) == (run.length - 1, run.length):
         return run.trace.last_logits[None, None, left:right]
     value = run.value(point)
     if value.ndim == 1:
-        return value[None, here[0], None].astype(np.float64)
+        return value[None, here[0], None]
     if value.ndim == 2:
         return value[None][(slice(None), *here)]
     if point.name == "moe.expert_out":

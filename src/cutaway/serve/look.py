@@ -1,0 +1,71 @@
+"""A run as one request reads it: what it asked for stays, whatever the run lets go of meanwhile."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cutaway.errors import CutawayError
+from cutaway.points import Point
+from cutaway.serve.arithmetic import Arithmetic
+from cutaway.trace.derive import row_blocks_point
+from cutaway.trace.edges import hidden_cells
+from cutaway.trace.plan import made_from
+
+if TYPE_CHECKING:
+    from cutaway.model import Model
+    from cutaway.serve.runs import Run
+    from cutaway.trace import Prompt, Trace
+
+_WHOLE_SQUARES = 512  # tokens up to which T × T points of all heads are worked out at once
+
+
+class Look:
+    """The values of a run that `traces` hold."""
+
+    def __init__(self, run: "Run", traces: "Sequence[Trace]") -> None:
+        self._run, self._traces = run, tuple(traces)
+        self.model: Model = run.model
+        self.trace: Trace = run.trace
+        self.prompt: Prompt = run.trace.prompt
+        self.length = run.length
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """What explains single numbers."""
+        run = self._run
+        return Arithmetic(
+            run.trace.spec, run.model.parameters, self.value, self.square, self.prompt.pieces, run.edited_points
+        )
+
+    def value(self, point: Point) -> np.ndarray:
+        """The tensor at `point`, which must have been captured."""
+        if point.name == "logits" and self.length > _WHOLE_SQUARES:
+            raise CutawayError(f"The logits of all {self.length} positions are too many to hold; ask for the last row.")
+        return self._holding(point)[point]
+
+    def square(self, point: Point, head: int) -> np.ndarray:
+        """`[T, S]` of one head of a T × T point; of long prompts only the heads that are looked at are worked out."""
+        if self.length <= _WHOLE_SQUARES or self._run.edits:  # what was edited is stored, not worked out again
+            return self.value(point)[head]
+        return self._run.squares.get((point, head), lambda: self._square(point, head))
+
+    def hidden(self, layer: int) -> np.ndarray:
+        """What the mask of a layer forbids, `bool [T, S]`."""
+        rule = self.trace.spec.layers[layer].attention
+        key = (rule.causal, rule.window, rule.chunk)
+        return self._run.hidden.get(key, lambda: hidden_cells(self.trace, layer))
+
+    def _square(self, point: Point, head: int) -> np.ndarray:
+        spec, engine = self.trace.spec, self.model.engine
+        q, k = (self._holding(point)[source] for source in made_from(spec, point))
+        group = head * len(k) // len(q)
+        one = engine.array(q[head : head + 1]), engine.array(k[group : group + 1])
+        made: np.ndarray = engine.numpy(row_blocks_point(engine, spec, point, *one))[0]
+        return made
+
+    def _holding(self, point: Point) -> "Trace":
+        for trace in self._traces:
+            if point in trace:
+                return trace
+        raise CutawayError(f"{point} has not been computed in this run.")
