@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import uvicorn
@@ -59,6 +61,38 @@ def browser() -> Iterator[Browser]:
 def serving() -> Serving:
     """What starts a server for a model: `with serving("toy") as address`."""
     return served
+
+
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "because", "it", "was", "tired", "and", "ran"]
+
+
+def word_model(folder: Path, config: Any) -> str:
+    """A tiny model of this transformers configuration with random weights, whose tokens are words; its folder."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(config)
+    for parameter in made.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    made.eval().save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", *WORDS])}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="?").save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A mixture of experts: 8 of them, 2 for each token."""
+    from transformers import MixtralConfig
+
+    sizes = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 4}
+    more = {"num_key_value_heads": 2, "num_local_experts": 8, "num_experts_per_tok": 2, "max_position_embeddings": 64}
+    config = MixtralConfig(vocab_size=len(WORDS) + 1, bos_token_id=None, eos_token_id=None, **sizes, **more)
+    return word_model(tmp_path_factory.mktemp("models") / "mixture", config)
 
 
 @pytest.fixture(scope="module")

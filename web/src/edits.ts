@@ -62,6 +62,7 @@ export function offers(
   cell: [number, number] | null,
   token: number | null,
   tokens: Token[],
+  expert: number | null = null,
 ): Offer[] {
   const found: Offer[] = [];
   const has = (name: string) => kind.points.some((point) => point.name === name);
@@ -81,13 +82,8 @@ export function offers(
       edit: { zero: `layers.${layer}.mlp.act`, neurons: [cell[1]] },
     });
   }
-  if (at && at.layer === layer && cell && /^moe\.(router_logits|scores)$/.test(at.name)) {
-    found.push({
-      label: `expert ${cell[1]} off`,
-      why: "The router cannot choose it.",
-      edit: { drop: `layers.${layer}.moe.scores`, experts: [cell[1]] },
-    });
-  }
+  const routed = at && at.layer === layer && cell && /^moe\.(router_logits|scores)$/.test(at.name) ? cell[1] : null;
+  for (const e of new Set([expert, routed])) if (e !== null && has("moe.scores")) found.push(expertOff(layer, e));
   found.push({
     label: `head ${head} off`,
     why: `Head ${head} of layer ${layer} adds nothing: its mix of values becomes 0.`,
@@ -117,15 +113,25 @@ export function offers(
   return found;
 }
 
-/** Points of a layer that the edits acted at, with the heads that they touch there (all where none is named). */
+/** Without an expert: the router chooses among the others. */
+export function expertOff(layer: number, expert: number): Offer {
+  return {
+    label: `expert ${expert} off`,
+    why: "The router cannot choose it; its tokens go to the next best.",
+    edit: { drop: `layers.${layer}.moe.scores`, experts: [expert] },
+  };
+}
+
+/** Points of a layer that the edits acted at, with the heads or experts that they touch there (all where none is named). */
 export function scarsOf(edits: EditCard[], layer: number): Map<string, number[]> {
   const found = new Map<string, number[]>();
   for (const card of edits) {
     for (const address of card.points) {
       const at = split(address);
       if (at.layer !== layer) continue;
-      const name = at.name === "attn.masked" ? "attn.pattern" : at.name;
-      found.set(name, [...(found.get(name) ?? []), ...((card.edit.heads as number[] | undefined) ?? [])]);
+      const experts = card.edit.experts as number[] | undefined;
+      const name = at.name === "attn.masked" ? "attn.pattern" : experts ? "moe.expert_out" : at.name;
+      found.set(name, [...(found.get(name) ?? []), ...(experts ?? (card.edit.heads as number[] | undefined) ?? [])]);
     }
   }
   return found;

@@ -46,6 +46,7 @@ export interface LayerKind {
   placement: "pre" | "post";
   gated: boolean;
   activation: string;
+  gate_input: boolean;
 }
 
 /** What a model is; asked for once. */
@@ -164,6 +165,8 @@ export interface Cell {
   rest_count: number;
   rest_sum: number;
   steps: string[];
+  left_row: number[];
+  right_row: number[];
 }
 
 /** Where a point comes from and where it goes, as addresses, and the weights that are used on the way. */

@@ -158,7 +158,7 @@ function kindOf(names: string[], sizes: Record<string, number>, dots: [string, s
     formula: "",
   }));
   return {
-    first: 0, stop: 2, sizes, points, facts: [], dot_inputs: dots, parallel, placement: "pre", gated: true, activation: "silu",
+    first: 0, stop: 2, sizes, points, facts: [], dot_inputs: dots, parallel, placement: "pre", gated: true, activation: "silu", gate_input: false,
   };
 }
 
@@ -169,8 +169,12 @@ const KINDS: Record<string, LayerKind> = {
     { H: 9, H_kv: 3 }, ["attn.q_rot", "attn.k_rot"],
   ),
   experts: kindOf(
-    [...ATTENTION, "resid_mid", "attn.norm", "attn.q_rot", "attn.k_rot", "mlp.norm", "moe.scores", "moe.gates"],
-    { H: 32, H_kv: 8 }, ["attn.q_rot", "attn.k_rot"],
+    [...ATTENTION, "resid_mid", "attn.norm", "attn.q_rot", "attn.k_rot", "mlp.norm", "moe.scores", "moe.chosen", "moe.gates", "moe.expert_out", "moe.shared_out"],
+    { H: 32, H_kv: 8, E: 128, k: 8 }, ["attn.q_rot", "attn.k_rot"],
+  ),
+  "few experts": kindOf(
+    [...ATTENTION, "resid_mid", "attn.norm", "attn.q_rot", "attn.k_rot", "mlp.norm", "moe.scores", "moe.chosen", "moe.gates", "moe.expert_out"],
+    { H: 6, H_kv: 2, E: 4, k: 1 }, ["attn.q_rot", "attn.k_rot"],
   ),
   latent: kindOf(
     [...ATTENTION, "resid_mid", "attn.norm", "attn.q_latent", "attn.kv_latent", "attn.q_rot", "attn.k_rot", "mlp.norm", "mlp.gate", "mlp.up", "mlp.act"],

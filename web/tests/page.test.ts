@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { decode } from "../src/api";
-import { divergence, offers, say, scarsOf } from "../src/edits";
+import { divergence, expertOff, offers, say, scarsOf } from "../src/edits";
 import { bytes, count, number, percent, visible, work } from "../src/format";
 import type { EditCard, LayerKind, Token } from "../src/protocol";
 import { distribution, draw, entropyBits, ranked, softmax } from "../src/sampling";
@@ -65,7 +65,7 @@ describe("sampling", () => {
 describe("a link", () => {
   const place: Place = {
     model: "toy", text: "a b\nc & d=#?", ids: null, view: "heads", layer: 3, head: 5, pinned: "layers.3.attn.pattern",
-    cell: [4, 2], token: 1, settings: { temperature: 0.7, topK: 40, topP: 0.9, minP: 0.05 }, seed: 12,
+    cell: [4, 2], token: 1, expert: 2, settings: { temperature: 0.7, topK: 40, topP: 0.9, minP: 0.05 }, seed: 12,
     edits: [{ zero: "layers.3.attn.z", heads: [5] }],
   };
 

@@ -158,6 +158,7 @@ def _layer_kinds(spec: ModelSpec) -> list[LayerKind]:
                 layer.placement,
                 inner.gated,
                 inner.activation,
+                isinstance(fed, ExpertsSpec) and fed.router.gate_input,
             )
         )
     return kinds

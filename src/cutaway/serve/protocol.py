@@ -63,6 +63,7 @@ class LayerKind:
     placement: Literal["pre", "post"]
     gated: bool
     activation: str
+    gate_input: bool
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,9 @@ class Cell:
 
     `terms` are the largest of a sum in full, `rest` how many more there are and what they come to. `left` and
     `right` name the factors. `steps` are sentences of arithmetic in LaTeX, the last ending in the value. Where an edit
-    has acted at the point (`edited`) its number need not be what the arithmetic gives.
+    has acted at the point (`edited`) its number need not be what the arithmetic gives. Where the sum is a dot product,
+    `left_row` and `right_row` are its two rows of factors in their own order; they are empty where there is none, or
+    where it is too long to draw.
     """
 
     point: str
@@ -218,6 +221,8 @@ class Cell:
     rest_count: int
     rest_sum: float
     steps: list[str]
+    left_row: list[float]
+    right_row: list[float]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ export interface Box {
   y: number;
   w: number;
   h: number;
-  /** Heads drawn one under the other; 1 for a plain matrix. */
+  /** Heads (or experts) drawn one under the other; 1 for a plain matrix. */
   heads: Cell[];
+  /** Named inside its own frame, where there is no room above. */
+  inside?: boolean;
 }
 
 /** A head's own place in a box. */
@@ -53,10 +55,13 @@ export interface Flow {
   /** Where the stream passes through the layers that are not drawn. */
   skips: { x: number; side: "before" | "after" }[];
   logits: Cell;
+  /** The field between the router and its experts, which tokens cross to those that were chosen for them. */
+  routes: Cell | null;
 }
 
 const LABEL = 34; // above a box: its name and its shape
 const NARROWEST = 870;
+const ROUTES = 44; // between the router and the experts, beside the usual gap
 
 /** Names of the boxes, as people say them. */
 const NAMES: Record<string, string> = {
@@ -80,6 +85,8 @@ const NAMES: Record<string, string> = {
   "mlp.act": "neurons",
   "moe.scores": "router",
   "moe.gates": "gates",
+  "moe.expert_out": "experts",
+  "moe.shared_out": "shared by all",
   "mlp.out": "adds",
   "final.norm": "final norm",
 };
@@ -96,7 +103,8 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   const width = Math.max(room, NARROWEST);
   const lane = Math.min(22, Math.min(168, tokens * 14) / tokens + (tokens <= 4 ? 6 : 0));
   const tall = lane * tokens;
-  const below = Math.max(tall, Math.min(236, Math.max(120, H * 18)));
+  const { E = 0 } = kind.sizes;
+  const below = Math.max(tall, Math.min(236, Math.max(120, H * 18, E * 17)));
   const tokensWidth = 112;
   const laneTop = LABEL + 6;
   const top = laneTop + tall + 58 + LABEL;
@@ -109,11 +117,11 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   const gated = has("mlp.gate");
   const normed = { attn: has("attn.norm"), mlp: has("mlp.norm") };
   const parts =
-    (normed.attn ? 1 : 0) + latents.length * 0.8 + 1.75 + 0.62 + 1 + (normed.mlp ? 1 : 0) + (dense ? 2.8 : 2.4) + 1;
+    (normed.attn ? 1 : 0) + latents.length * 0.8 + 1.75 + 0.62 + 1 + (normed.mlp ? 1 : 0) + (dense ? 2.8 : 2.6) + 1;
   const gaps = 7 + latents.length + (normed.attn ? 1 : 0) + (normed.mlp ? 1 : 0);
   const start = 10;
   const gap = Math.min(34, Math.max(18, width * 0.02));
-  const part = Math.max(40, Math.min(120, (width - 2 * start - 2 * square - 12 - gaps * gap) / parts));
+  const part = Math.max(40, Math.min(120, (width - 2 * start - 2 * square - 12 - (dense ? 0 : ROUTES) - gaps * gap) / parts));
 
   const boxes: Box[] = [];
   const arrows: Arrow[] = [];
@@ -178,6 +186,7 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
     cursor += part + gap;
   }
   let ready: Box;
+  let routes: Cell | null = null;
   if (dense) {
     const w = part * 1.4;
     if (gated) {
@@ -203,16 +212,20 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
     }
     cursor += w + gap;
   } else {
-    const router = add("moe.scores", "feedForward", cursor, middle(tall), part * 1.4, tall);
+    const router = add("moe.scores", "feedForward", cursor, middle(tall), part * 1.1, tall);
     if (feedSource) straight(feedSource, router, "feedForward", "who should work on this?");
     feedEntry = feedSource ?? router;
-    cursor += part * 1.4 + gap;
-    ready = add("moe.gates", "feedForward", cursor, middle(tall), part, tall);
-    straight(router, ready, "feedForward", "the best few");
-    cursor += part + gap;
+    cursor += router.w + gap + ROUTES;
+    const w = part * 1.5;
+    const shared = has("moe.shared_out") ? 18 : 0;
+    const room = below - (shared ? shared + 7 : 0);
+    ready = add("moe.expert_out", "feedForward", cursor, top, w, room, spread(Math.max(1, E), cursor, top, w, room, 1));
+    routes = { x: router.x + router.w, y: top, w: cursor - router.x - router.w, h: below };
+    if (shared) add("moe.shared_out", "feedForward", cursor, bottom - shared, w, shared).inside = true;
+    cursor += w + gap;
   }
   const feedOut = add("mlp.out", "feedForward", cursor, middle(tall), part, tall);
-  straight(ready, feedOut, "feedForward", "back to the stream's width");
+  straight(ready, feedOut, "feedForward", dense ? "back to the stream's width" : "summed, each times its gate");
   const end = Math.max(width, feedOut.x + feedOut.w + start);
 
   // The stream, above, from the tokens to the logits.
@@ -279,6 +292,7 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
     strands,
     skips,
     logits,
+    routes,
   };
 }
 

@@ -174,6 +174,14 @@ export function paintLabels(
   }
 }
 
+/** What the edits changed: one part of a tensor minus the same part of another run's, on a scale of its own. */
+export function difference(one: Tensor, other: Tensor): Tensor {
+  const values = one.f32!.map((value, i) => value - other.f32![i]);
+  let largest = 0;
+  for (const value of values) if (Math.abs(value) > largest) largest = Math.abs(value);
+  return { ...one, f32: values, kind: "signed", scale: largest || 1, largest, beyond: 0 };
+}
+
 /** The smallest round number that is at least `step`. */
 export function stepOf(step: number): number {
   for (let power = 1; ; power *= 10) {

@@ -5,6 +5,7 @@ import { visible } from "../format";
 import type { ModelCard } from "../protocol";
 import { shapeOf } from "../state/points";
 import type { Shown } from "../state/look";
+import { loads, paintRoutes, paintSlot, routesOf } from "./experts";
 import type { Box, Cell, Flow, Tone } from "./flow";
 import { drawMatrix, hatch } from "./matrix";
 import type { Palette } from "./scales";
@@ -17,6 +18,8 @@ export interface Marks {
   token: number | null;
   pinned: string | null;
   hovered: string | null;
+  /** The expert that is looked at, in a layer that has some. */
+  expert: number | null;
   /** Points of this layer that an edit touches, with the heads it touches there (all where empty). */
   scars: Map<string, number[]>;
 }
@@ -62,9 +65,15 @@ export function paintFlow(
   for (const box of flow.boxes) {
     const address = addressOf(box.point, marks.layer);
     const tensor = shown.flow.get(address);
-    paintBox(context, box, tensor, tokens, marks, shown.card, colours);
-    if (ghost && tensor && differs(tensor, ghost.flow.get(address))) paintChanged(context, box, colours);
     const scar = marks.scars.get(box.point);
+    if (box.point === "moe.expert_out") paintExperts(context, flow, box, shown, marks, scar ?? [], colours);
+    else paintBox(context, box, tensor, tokens, marks, colours);
+    paintName(context, box, address, tokens, marks, shown.card, colours);
+    if (ghost && changed(box, address, shown, ghost)) {
+      paintChanged(context, box, colours);
+      const before = ghost.flow.get(address);
+      if (box.point === "attn.pattern" && before) paintGhost(context, box, before, colours);
+    }
     if (scar) paintScar(context, box, scar, colours);
   }
   for (const plus of flow.pluses) {
@@ -199,12 +208,8 @@ function paintBox(
   tensor: Tensor | undefined,
   tokens: number,
   marks: Marks,
-  card: ModelCard,
   colours: Palette,
 ): void {
-  const address = addressOf(box.point, marks.layer);
-  const pinned = marks.pinned === address;
-  const hovered = marks.hovered === address;
   if (tensor?.u8) {
     const [heads, rows, columns] = tensor.shape;
     const size = rows * columns;
@@ -225,6 +230,41 @@ function paintBox(
     c.lineWidth = 1.5;
     c.strokeRect(box.x - 1.5, box.y + marks.token * each, box.w + 3, Math.max(each, 2));
   }
+}
+
+/** The experts of a layer, one slot each, and the ways of the tokens to them. */
+function paintExperts(
+  c: CanvasRenderingContext2D,
+  flow: Flow,
+  box: Box,
+  shown: Shown,
+  marks: Marks,
+  off: number[],
+  colours: Palette,
+): void {
+  const tokens = shown.manifest.tokens.length;
+  const of = (name: string) => shown.flow.get(`layers.${marks.layer}.${name}`);
+  const routes = routesOf(of("moe.chosen"), of("moe.gates"));
+  const chosen = { token: marks.token, expert: marks.expert };
+  const rows = flow.boxes.find((one) => one.point === "moe.scores");
+  if (rows) paintRoutes(c, flow, rows, box.heads, routes, tokens, chosen, colours);
+  const each = loads(routes, box.heads.length, tokens);
+  const largest = Math.max(1e-6, ...routes.map((route) => Math.abs(route.gate)));
+  box.heads.forEach((slot, e) => paintSlot(c, slot, e, each[e], largest, chosen, off.includes(e), FONT, colours));
+}
+
+/** A box's name and shape above it, and the frame of one that is pinned or pointed at. */
+function paintName(
+  c: CanvasRenderingContext2D,
+  box: Box,
+  address: string,
+  tokens: number,
+  marks: Marks,
+  card: ModelCard,
+  colours: Palette,
+): void {
+  const pinned = marks.pinned === address;
+  const hovered = marks.hovered === address;
   if (pinned || hovered) {
     c.strokeStyle = pinned ? colours.selected : colours.ink;
     c.lineWidth = 2;
@@ -232,6 +272,18 @@ function paintBox(
   }
   const centre = box.x + box.w / 2;
   c.textAlign = "center";
+  if (box.inside) {
+    c.textBaseline = "middle";
+    c.font = `520 11px ${FONT}`;
+    const width = c.measureText(box.label).width + 10;
+    c.fillStyle = colours.panel;
+    c.globalAlpha = 0.88;
+    c.fillRect(centre - width / 2, box.y + 2, width, box.h - 4);
+    c.globalAlpha = 1;
+    c.fillStyle = pinned ? colours.selected : colours.ink;
+    c.fillText(box.label, centre, box.y + box.h / 2 + 0.5);
+    return;
+  }
   c.textBaseline = "alphabetic";
   c.font = `600 12px ${FONT}`;
   c.fillStyle = pinned ? colours.selected : colours.ink;
@@ -244,6 +296,7 @@ function paintBox(
 /** A box's shape in numbers; of narrow boxes of heads only how many heads there are. */
 function shapeText(card: ModelCard, address: string, tokens: number, box: Box): string {
   const shape = shapeOf(card, address, tokens);
+  if (box.point === "moe.expert_out") return `${shape[1]} of ${box.heads.length} a token`;
   if (shape.length === 3) {
     if (["attn.scores", "attn.pattern"].includes(box.point)) return `${shape[1]}×${shape[2]}`;
     return box.w < 46 ? `${shape[0]}` : `${shape[0]} heads`;
@@ -251,9 +304,19 @@ function shapeText(card: ModelCard, address: string, tokens: number, box: Box): 
   return shape.join("×");
 }
 
+/** Whether a box shows other numbers than it would without the edits; of experts, whether tokens go elsewhere. */
+function changed(box: Box, address: string, shown: Shown, ghost: Shown): boolean {
+  const sources = box.point === "moe.expert_out" ? ["moe.chosen", "moe.gates"].map((name) => address.replace("moe.expert_out", name)) : [address];
+  return sources.some((source) => {
+    const tensor = shown.flow.get(source);
+    return tensor !== undefined && differs(tensor, ghost.flow.get(source));
+  });
+}
+
 function differs(one: Tensor, other: Tensor | undefined): boolean {
-  if (!other?.u8 || !one.u8 || one.scale !== other.scale) return true;
-  for (let i = 0; i < one.u8.length; i++) if (one.u8[i] !== other.u8[i]) return true;
+  const [mine, its] = [one.u8 ?? one.f32, other?.u8 ?? other?.f32];
+  if (!mine || !its || mine.length !== its.length || (one.u8 && one.scale !== other?.scale)) return true;
+  for (let i = 0; i < mine.length; i++) if (mine[i] !== its[i]) return true;
   return false;
 }
 
@@ -264,6 +327,35 @@ function paintChanged(c: CanvasRenderingContext2D, box: Box, colours: Palette): 
   c.lineTo(box.x + box.w + 2, box.y + 8);
   c.lineTo(box.x + box.w - 8, box.y - 2);
   c.fill();
+}
+
+/** The pattern as it was before the edits, small, where the edited one has nothing to show: in its hidden half. */
+function paintGhost(c: CanvasRenderingContext2D, box: Box, before: Tensor, colours: Palette): void {
+  if (!before.u8) return;
+  const causal = before.u8.includes(0);
+  const side = Math.floor(box.w * (causal ? 0.44 : 0.34));
+  const x = box.x + box.w - side - 4;
+  const y = box.y + 4;
+  const [, rows, columns] = before.shape;
+  c.fillStyle = colours.panel;
+  c.fillRect(x - 1, y - 1, side + 2, side + 2);
+  drawMatrix(c, { codes: before.u8, rows, columns, kind: before.kind }, x, y, side, side, colours);
+  c.strokeStyle = colours.ink;
+  c.lineWidth = 1;
+  c.setLineDash([3, 2]);
+  c.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
+  c.setLineDash([]);
+  if (side < 34) return;
+  c.font = `560 11px ${FONT}`;
+  const width = c.measureText("before").width + 6;
+  c.fillStyle = colours.panel;
+  c.globalAlpha = 0.85;
+  c.fillRect(x + side - width, y, width, 14);
+  c.globalAlpha = 1;
+  c.fillStyle = colours.ink;
+  c.textAlign = "center";
+  c.textBaseline = "middle";
+  c.fillText("before", x + side - width / 2, y + 7.5);
 }
 
 /** What an edit has cut: struck through in yellow and black. */

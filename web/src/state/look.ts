@@ -59,6 +59,10 @@ export async function flowOf(run: string, card: ModelCard, layer: number, chosen
   const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as object);
   for (const point of kind.points) {
     if (["attn.head_out", "moe.expert_out"].includes(point.name)) continue;
+    if (["moe.chosen", "moe.gates"].includes(point.name)) {
+      slices.push({ point: `layers.${layer}.${point.name}`, format: "f32" }); // who goes where, to the token
+      continue;
+    }
     const square = point.symbols.at(-1) === "S"; // of these only the chosen head is drawn
     slices.push({
       point: `layers.${layer}.${point.name}`,

@@ -14,6 +14,7 @@ export interface Place {
   pinned: string | null;
   cell: [number, number] | null;
   token: number | null;
+  expert: number | null;
   settings: Settings;
   seed: number;
   edits: Edit[];
@@ -33,6 +34,7 @@ export function toHash(place: Place): string {
   if (place.pinned) parts.set("at", place.pinned);
   if (place.cell) parts.set("c", place.cell.join("."));
   if (place.token !== null) parts.set("t", String(place.token));
+  if (place.expert !== null) parts.set("x", String(place.expert));
   const { temperature, topK, topP, minP } = place.settings;
   if (temperature !== 1) parts.set("T", String(temperature));
   if (topK !== null) parts.set("k", String(topK));
@@ -77,6 +79,7 @@ export function fromHash(hash: string): Place {
     pinned: parts.get("at"),
     cell: cell?.length === 2 ? [cell[0], cell[1]] : null,
     token: whole("t"),
+    expert: whole("x"),
     settings: {
       temperature: real("T", 0, 10) ?? 1,
       topK: topK !== null && topK >= 1 ? topK : null,

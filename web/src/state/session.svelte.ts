@@ -41,6 +41,7 @@ class Session {
   layer = $state(0);
   head = $state(0);
   token = $state<number | null>(null);
+  expert = $state<number | null>(null);
   pinned = $state<string | null>(null);
   cell = $state.raw<[number, number] | null>(null);
 
@@ -113,6 +114,7 @@ class Session {
       pinned: this.pinned,
       cell: this.cell,
       token: this.token,
+      expert: this.expert,
       settings: this.settings,
       seed: this.seed,
       edits: this.edits,
@@ -126,6 +128,7 @@ class Session {
     this.pinned = place.pinned;
     this.cell = place.cell;
     this.token = place.token;
+    this.expert = place.expert;
     this.settings = place.settings;
     this.seed = place.seed;
     this.edits = place.edits;
@@ -202,9 +205,10 @@ class Session {
       this.grown = [];
       this.edits = [];
       this.cell = null;
+      this.expert = null;
       this.layer = 0;
     }
-    this.pinned ??= "layers.0.attn.pattern";
+    this.pinned ??= `layers.${Math.min(this.layer, card.sizes.N - 1)}.attn.pattern`;
     await this.run();
   }
 
@@ -268,6 +272,7 @@ class Session {
     this.layer = Math.min(this.layer, card.sizes.N - 1);
     this.head = Math.min(this.head, layerKind(card, this.layer).sizes.H - 1);
     if (this.token !== null && this.token >= tokens) this.token = null;
+    if (this.expert !== null && this.expert >= (layerKind(card, this.layer).sizes.E ?? 0)) this.expert = null;
     if (this.pinned !== null && pointCard(card, this.pinned) === null) {
       this.pinned = null;
       this.cell = null;
@@ -351,6 +356,12 @@ class Session {
 
   pickToken(position: number | null): void {
     this.token = this.token === position ? null : position;
+    this.#link();
+  }
+
+  /** Look at one expert of the layer, or at none. */
+  pickExpert(expert: number | null): void {
+    this.expert = this.expert === expert ? null : expert;
     this.#link();
   }
 
