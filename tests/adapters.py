@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from cutaway.checkpoints.families import family_of
 from cutaway.checkpoints.load import Checkpoint
 from cutaway.checkpoints.sources import Location
+from cutaway.checkpoints.stored import Tensors
 from cutaway.engines import make_engine
 from cutaway.model import Model
 from cutaway.spec import ExpertsSpec, ModelSpec, RouterSpec
@@ -35,6 +36,28 @@ def adaptable(spec: ModelSpec = LLAMA, engine: str = "numpy", dtype: str = "floa
     where = Location(Path("somewhere"), "folder", spec.name, "made for a test")
     known = family_of(family, "a test", "MODEL_TYPES")
     return Model(Checkpoint(spec, random_weights(spec, dtype=dtype), None, where, known), make_engine(engine, dtype))
+
+
+def write_llama(folder: Path) -> Path:
+    """`random_models.LLAMA` as a Hugging Face folder."""
+    folder.mkdir()
+    attention, feed_forward = LLAMA.layers[0].attention, LLAMA.layers[0].feed_forward
+    config = {
+        "model_type": "llama",
+        "vocab_size": LLAMA.vocab_size,
+        "hidden_size": LLAMA.d_model,
+        "intermediate_size": feed_forward.d_ff,
+        "num_hidden_layers": LLAMA.n_layers,
+        "num_attention_heads": attention.n_heads,
+        "num_key_value_heads": attention.n_kv_heads,
+        "head_dim": attention.d_head,
+        "tie_word_embeddings": False,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    names = family_of("llama", "a test", "MODEL_TYPES").sources(LLAMA, Tensors(folder, {}, {}))
+    weights = {name: weight.dequantise(np.float32) for name, weight in random_weights(LLAMA, dtype="float32").items()}
+    save_file({source.name: weights[ours] for ours, source in names.items()}, folder / "model.safetensors")
+    return folder
 
 
 def write_adapter(folder: Path, tensors: Mapping[str, np.ndarray], **config: Any) -> Path:

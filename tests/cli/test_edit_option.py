@@ -6,6 +6,7 @@ import re
 import pytest
 
 import cutaway as package
+from adapters import of_llama, write_adapter, write_llama
 
 TOY = "<BOS> dragon drinks"
 HEAD = '{"zero": "layers.0.attn.z", "heads": [0]}'
@@ -95,3 +96,18 @@ def test_what_is_no_edit_is_refused_in_a_sentence(here, edit, said):
 def test_an_edit_that_changes_nothing_is_warned_of(cutaway):
     ended = cutaway("trace", "--model", "toy", TOY, "--edit", '{"scale": "layers.0.attn.z", "factor": 1}')
     assert ended.code == 0 and "cutaway: scale at layers.0.attn.z changed nothing" in ended.err
+
+
+def test_an_adapter_is_given_by_its_folder(here, tmp_path):
+    base, folder = write_llama(tmp_path / "base"), write_adapter(tmp_path / "french", of_llama())
+    asked = ("trace", "--model", str(base), "--ids", "1 2 3", "--edit")
+    ended = here(*asked, json.dumps({"adapter": str(folder), "scale": 0.5}))
+    assert (ended.code, ended.err) == (0, "")
+    assert "edit 1  adapter french, 0.5 times: fired at layers.0.attn.q, layers.0.mlp.raw" in ended.out
+    told = json.loads(here(*asked, json.dumps({"adapter": str(folder)}), "--json").out)
+    assert told["edits"][0]["edit"] == {"adapter": str(folder)}
+    assert told["edits"][0]["changed"] == told["edits"][0]["elements"] == 3 * 72
+    assert told["edits"][0]["moved"]["largest"] > 0
+    ended = here(*asked, json.dumps({"adapter": str(tmp_path / "nowhere")}))
+    assert (ended.code, ended.out) == (2, "")
+    assert "There is no folder" in ended.err

@@ -13,6 +13,7 @@ from gguf_files import QTYPE, write_gguf
 from llama_like import PHI3, QWEN2, SCALED, llama_like_lifted
 from peft import LoraConfig, PeftModel, get_peft_model
 from test_families_gguf import WIDE
+from transformers import BertConfig, BertForMaskedLM
 
 import cutaway
 
@@ -144,6 +145,27 @@ def test_other_families_are_adapted_by_their_own_names(family: str, tmp_path: Pa
     assert off(model, expected, ids) > 0.1
     assert off(model, expected, ids, cutaway.edits.Adapter(tmp_path / "adapter")) < SINGLE
     assert off(model.merged(tmp_path / "adapter"), expected, ids) < SINGLE
+
+
+def test_an_encoder_is_adapted_to_its_head(tmp_path: Path) -> None:
+    config = BertConfig(vocab_size=67, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40)
+    torch.manual_seed(3)
+    plain = BertForMaskedLM(config).double().eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, dtype=torch.float64))
+    plain.save_pretrained(tmp_path / "base")
+    targets = ["query", "key", "value", "dense"]  # the last one in the head's own layer too
+    theirs = with_adapter(plain, tmp_path / "adapter", r=3, lora_alpha=5, target_modules=targets)
+    ids = prompt(67, 40)
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0].numpy()
+    model = cutaway.load(tmp_path / "base", engine="numpy", dtype="float64")
+    run = model.trace(ids, ["logits"], edits=[cutaway.edits.Adapter(tmp_path / "adapter")])
+    assert deviation(run["logits"], expected) < EXACT
+    assert run.edits[0].fired["logits"] == 24  # of the one row that the pass itself works out
+    assert off(model, expected, ids) > 0.1
+    assert off(model.merged(tmp_path / "adapter"), expected, ids) < EXACT
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

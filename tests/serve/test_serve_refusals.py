@@ -117,12 +117,12 @@ def test_a_run_that_cannot_be_is_refused_with_the_reason(client, body, words):
     refused(client.post("/api/run", json=body), 400, *words)
 
 
-@pytest.mark.parametrize("kind", ["replace", "freeze", "mean"])
+@pytest.mark.parametrize("kind", ["replace", "freeze", "mean", "adapter"])
 def test_an_edit_of_a_page_reads_no_file(client, kind, tmp_path):
     secret = tmp_path / "secret.safetensors"
     secret.write_bytes(b"secret")
     point = "layers.0.attn.pattern" if kind == "freeze" else "layers.0.attn.z"
-    edit = {kind: point, "source": str(secret)}
+    edit = {kind: str(secret)} if kind == "adapter" else {kind: point, "source": str(secret)}
     answer = client.post("/api/run", json={"model": "toy", "prompt": "<BOS>", "edits": [edit]})
     refused(answer, 400, "another run")
 

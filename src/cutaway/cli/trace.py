@@ -28,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="JSON",
-        help='change the pass: --edit \'{"zero": "layers.3.attn.z", "heads": [5]}\'; as often as wanted',
+        help='change the pass: --edit \'{"zero": "layers.3.attn.z", "heads": [5]}\', or run it with a LoRA adapter: '
+        '--edit \'{"adapter": "its folder"}\'; as often as wanted',
     )
     parser.add_argument("--top", type=int, metavar="N", help="how many next tokens to show (10)")
     parser.add_argument(
