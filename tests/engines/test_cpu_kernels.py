@@ -19,7 +19,7 @@ from cutaway.engines.cpu.code.native import object_of
 from cutaway.engines.cpu.code.unpack import stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
 from cutaway.engines.cpu.kernel import Kernel, place
-from cutaway.engines.cpu.processor import STRETCH, TILE_LEFT, TILE_RIGHT
+from cutaway.engines.cpu.processor import GROUP, STRETCH, TILE_LEFT, TILE_RIGHT
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch
 from cutaway.errors import CutawayError
 
@@ -133,7 +133,7 @@ def test_products_agree_with_float64_and_write_nothing_else(n_x, d_out):
 def test_many_products_at_once_have_the_bits_of_one_alone(d_in):
     """Every shape of tile, what is left over at its edges, and long rows taken in stretches sum in the one order."""
     rng = np.random.default_rng(d_in)
-    d_out, n_x = 2 * TILE_LEFT + 1, 3 * TILE_RIGHT + 1
+    d_out, n_x = 2 * GROUP + TILE_LEFT + 1, 3 * TILE_RIGHT + 1
     w = rng.normal(size=(d_out, d_in)).astype(np.float32).view(np.uint8)
     x = rng.normal(size=(n_x, d_in)).astype(np.float32)
     pairs = [(t, o) for t in range(n_x) for o in range(d_out)]

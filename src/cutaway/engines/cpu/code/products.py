@@ -8,7 +8,7 @@ from cutaway.engines.cpu.code.arithmetic import floats_upto, put_upto
 from cutaway.engines.cpu.code.sums import long_dots_of_group
 from cutaway.engines.cpu.code.unpack import stored_dots, stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
-from cutaway.engines.cpu.processor import FEW, KEPT_BYTES, LANES, PANEL, TILE_LEFT, strip
+from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, strip
 
 strip_rows = register_jitable(strip)
 
@@ -45,10 +45,10 @@ def many_rows(kind: str) -> Callable[[int, int, int], None]:
         rows, row_bytes, order, d_out, d_in, x, n_x, y, scratch, scratch_size = arguments(given, 10)
         step, strip = d_in * 4, strip_rows(d_in, n_x)
         w = address(scratch) + 4 * scratch_size * part
-        kept = w + TILE_LEFT * step
-        results = kept + strip * KEPT_BYTES
-        groups = (d_out + TILE_LEFT - 1) // TILE_LEFT
-        begin, stop = groups * part // parts * TILE_LEFT, min(groups * (part + 1) // parts * TILE_LEFT, d_out)
+        kept = w + GROUP * step
+        results = kept + strip * (GROUP // TILE_LEFT * KEPT_BYTES)
+        groups = (d_out + GROUP - 1) // GROUP
+        begin, stop = groups * part // parts * GROUP, min(groups * (part + 1) // parts * GROUP, d_out)
         at = 0
         while at < n_x:
             n_here, panel = min(n_x - at, strip), begin
@@ -57,7 +57,7 @@ def many_rows(kind: str) -> Callable[[int, int, int], None]:
                 wide = min(PANEL, stop - panel)
                 inside = 0
                 while inside < wide:
-                    taken = min(TILE_LEFT, wide - inside)
+                    taken = min(GROUP, wide - inside)
                     for i in range(taken):
                         unpack_row(kind, stored_row(rows, row_bytes, order, panel + inside + i), w + i * step, d_in)
                     long_dots_of_group(w, taken, xs, n_here, d_in, kept, results + inside * 4, PANEL * 4)

@@ -259,27 +259,30 @@ def long_dots_of_group(
 ) -> None:
     """As `dots_of_group`, of contiguous rows of any width, taken stretch by stretch.
 
-    At `kept` there is room for KEPT_BYTES for each right row.
+    At `kept` there is room for KEPT_BYTES for each right row and each whole tile of left rows.
     """
-    step = 4 * width
-    if n_left < TILE_LEFT:
-        dots_of_group(left, step, n_left, right, step, n_right, width, out, right_out)
-        return
+    step, tiles = 4 * width, n_left // TILE_LEFT
+    whole = tiles * TILE_LEFT
+    dots_of_group(left + whole * step, step, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out)
     stretches = (width + STRETCH - 1) // STRETCH
     length = ((width + stretches - 1) // stretches + LANES - 1) // LANES * LANES
     begin = 0
-    while begin < width:
+    while begin < width and tiles > 0:
         here, resumed = min(length, width - begin), begin
         unfinished = width - begin - here
-        lefts, at = left + begin * 4, 0
+        at = 0
         while at < n_right:
-            rights, sums, target = right + (at * step + begin * 4), kept + at * KEPT_BYTES, out + at * right_out
-            if n_right - at >= TILE_RIGHT:
-                _tile_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
-                at += TILE_RIGHT
-            else:
-                _column_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
-                at += 1
+            rights = right + (at * step + begin * 4)
+            n_here = TILE_RIGHT if n_right - at >= TILE_RIGHT else 1
+            for tile in range(tiles):  # the same rows of x, now in the first-level cache, with each
+                lefts = left + (tile * TILE_LEFT * step + begin * 4)
+                sums = kept + (at * tiles + tile * n_here) * KEPT_BYTES
+                target = out + (at * right_out + 4 * TILE_LEFT * tile)
+                if n_here == TILE_RIGHT:
+                    _tile_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+                else:
+                    _column_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+            at += n_here
         begin += here
 
 
