@@ -140,8 +140,10 @@ def exponential(builder: Any, x: Any) -> Any:
         biased = builder.add(exponent, lanes([127] * LANES))
         return builder.bitcast(builder.shl(biased, lanes([23] * LANES)), FLOAT_LANES)
 
-    low, high = constant(-104.0), constant(89.0)
-    inside = builder.select(builder.fcmp_ordered("<", x, low), low, x)
+    high = constant(89.0)
+    lost = builder.fcmp_ordered("<", x, constant(-104.0))
+    # What is lost is worked out for 0, not for −104: a product too small for a normal number takes a hundred cycles.
+    inside = builder.select(lost, constant(0.0), x)
     inside = builder.select(builder.fcmp_ordered(">", inside, high), high, inside)
     rounded = fma(builder, inside, constant(_LOG2_E), constant(_ROUNDER))
     n = builder.sub(builder.bitcast(rounded, INT_LANES), builder.bitcast(constant(_ROUNDER), INT_LANES))
@@ -154,5 +156,5 @@ def exponential(builder: Any, x: Any) -> Any:
     # In two steps: 2^n itself leaves the range of normal numbers before the result does.
     half = builder.ashr(n, lanes([1] * LANES))
     value = builder.fmul(builder.fmul(value, power_of_two(half)), power_of_two(builder.sub(n, half)))
-    value = builder.select(builder.fcmp_ordered("<", x, low), constant(0.0), value)
+    value = builder.select(lost, constant(0.0), value)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, value)
