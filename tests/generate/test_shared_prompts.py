@@ -181,3 +181,51 @@ def test_requests_with_few_prompts_that_come_and_go_at_random_say_what_each_says
         ended += ticket.finish != "cancelled"
     assert ended > len(tickets) / 2
     assert (batch.running, batch.waiting) == (0, 0)
+
+
+# A prompt that is scored
+
+
+@pytest.mark.parametrize(("engine", "dtype"), ENGINES)
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+def test_a_scored_prompt_tells_each_tokens_probability_and_changes_nothing(spec, engine, dtype):
+    model = model_of(spec, engine, dtype)
+    ids = random_ids(spec, CHUNK // 4 + 9).tolist()
+    plain, out = model.generate(ids, 4, seed=1), model.generate(ids, 4, seed=1, score_prompt=True, alternatives=2)
+    assert (out.tokens, out.logprobs) == (plain.tokens, plain.logprobs)
+    told = out.steps[0].prompt
+    assert [one.token for one in told] == ids and told[0].logprob is None
+    expected = model.score(ids).logprobs[1:]
+    np.testing.assert_allclose([one.logprob for one in told[1:]], expected, rtol=1e-9 if dtype == "float64" else 1e-5)
+    for one in told[1:]:
+        assert len(one.alternatives) == 2 and one.alternatives[0][1] >= one.logprob
+    assert [step.prompt for step in out.steps[1:]] == [()] * 3
+
+
+def test_a_long_prompt_is_scored_chunk_by_chunk_in_company_and_for_all_who_share_it():
+    model = random_model(LLAMA, engine=CountingEngine())
+    ids = random_ids(LLAMA, 2 * CHUNK + 9).tolist()
+    batch = model.batch(at_once=2, retained=2)
+    plain = batch.submit(model.request(ids[:-3], Basic(2, seed=0)))
+    run(batch)
+    model.engine.multiplied.clear()
+    asked = [(model.request(ids, Basic(2, seed=seed), {"score_prompt": True}), None) for seed in range(3)]
+    tickets = batch.submit_all(asked)
+    run(batch)
+    assert rows_of(model)[:3] == [CHUNK, CHUNK, 9]  # what was kept is not gone on from: its rows are wanted
+    assert sum(rows_of(model)) == len(ids) + 3
+    firsts = [next(iter(ticket)) for ticket in tickets]
+    expected = model.score(ids).logprobs[1:]
+    for first in firsts:
+        np.testing.assert_allclose([one.logprob for one in first.prompt[1:]], expected, rtol=1e-9)
+    assert len(list(plain)) == 2
+
+
+def test_what_cannot_be_scored_is_refused(toy):
+    with pytest.raises(CutawayError, match="score_prompt is 3; it must be True or False"):
+        toy.generate(PROMPT, score_prompt=3)
+    with pytest.raises(CutawayError, match="leave out cache"):
+        toy.generate(PROMPT, score_prompt=True, cache=KVCache(toy.spec, toy.engine))
+    with pytest.raises(CutawayError, match=r"ask for points=\['logits'\], not score_prompt"):
+        toy.generate(PROMPT, score_prompt=True, points=["embed.out"])
+    assert toy.generate(PROMPT, 2, 0, score_prompt=True, cache=False).steps[0].prompt

@@ -76,9 +76,13 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
         ({"stream_options": {"include_usage": True}}, ["set stream"]),
         ({"stream": True, "stream_options": {"x": 1}}, ["'x'"]),
         ({"stream": True, "stream_options": []}, ["object"]),
-        ({"echo": True}, ["not sent back"]),
+        ({"echo": 1}, ["true or false"]),
+        ({"echo": True, "max_tokens": -1}, ["whole number from 0"]),
+        ({"echo": True, "prompt": "a" * 257, "max_tokens": 0}, ["the prompt has 257"]),
         ({"suffix": "b"}, ["gap"]),
-        ({"best_of": 3}, ["ask for n"]),
+        ({"best_of": 3}, ["best_of is 3 and n 1", "ask for n"]),
+        ({"best_of": 2, "n": 3}, ["best_of is 2 and n 3"]),
+        ({"best_of": "x"}, ["whole number"]),
         ({"tools": []}, ["no field 'tools'"]),
         ({"maxtokens": 3}, ["no field 'maxtokens'"]),
         ({"\ud800": 3}, ["no field"]),
@@ -114,8 +118,14 @@ def test_a_completion_that_cannot_be_is_refused_with_the_field_and_the_reason(sp
         ({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}, ["tool_calls"]),
         ({"messages": [{"role": "tool", "content": "a"}]}, ["tool"]),
         ({"tools": [{"type": "function"}]}, ["tools"]),
-        ({"tool_choice": "auto"}, ["tools"]),
+        ({"tool_choice": "required"}, ["tools"]),
+        ({"functions": [{"name": "f"}]}, ["tools"]),
+        ({"service_tier": "flex"}, ["only one kind"]),
+        ({"verbosity": "low"}, ["max_tokens ends it"]),
+        ({"echo": True}, ["no field 'echo'"]),
+        ({"best_of": 1}, ["no field 'best_of'"]),
         ({"response_format": {"type": "json_object"}}, ["plain text"]),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, ["plain text"]),
         ({"modalities": ["text", "audio"]}, ["only text"]),
         ({"reasoning_effort": "low"}, ["cannot be set"]),
         ({"logprobs": 3}, ["true or false"]),
@@ -131,7 +141,9 @@ def test_a_chat_that_cannot_be_is_refused_with_the_reason(speaking, fields, word
 
 def test_values_that_ask_for_nothing_are_no_reason_to_refuse(speaking):
     idle = {"user": "me", "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "store": False}
-    idle |= {"modalities": ["text"], "reasoning_effort": None, "logit_bias": {}, "stop": None, "metadata": {"a": "b"}}
+    idle |= {"modalities": ["text"], "reasoning_effort": None, "logit_bias": {}, "stop": [], "metadata": {"a": "b"}}
+    idle |= {"parallel_tool_calls": True, "service_tier": "auto", "verbosity": "medium", "top_logprobs": 0, "n": 1}
+    idle |= {"safety_identifier": "x", "prompt_cache_key": "y", "prompt_cache_retention": "24h", "stream": False}
     asked = {"model": "speaker", "messages": [{"role": "user", "content": "a"}], "temperature": 0, **idle}
     assert speaking.post("/v1/chat/completions", json=asked).json()["choices"][0]["message"]["content"] == "HELO!"
 

@@ -6,7 +6,7 @@ from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.loop import Generation, all_finished, finished, loop
 from cutaway.generate.passes import Passes
 from cutaway.generate.record import Recording, StageRecord, StepRecord, distribution
-from cutaway.generate.response import Finish, Limits, Request, Response, Step
+from cutaway.generate.response import Finish, Limits, Request, Response, ScoredToken, Step
 from cutaway.generate.sampling import ORDERS, Sampling, sample
 from cutaway.generate.settings import Basic, Settings, make_request, seeds_of
 from cutaway.generate.stages import History
@@ -29,6 +29,7 @@ __all__ = [
     "Request",
     "Response",
     "Sampling",
+    "ScoredToken",
     "Settings",
     "StageRecord",
     "Step",

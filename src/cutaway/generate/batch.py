@@ -14,12 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cutaway.engines.layout import CHUNK
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.context import warn_beyond_context
 from cutaway.generate.lane import Lane
 from cutaway.generate.passes import Passes, Work, reuse, shared_prefix
-from cutaway.generate.response import Request, Response, Step
+from cutaway.generate.response import Request, Response, ScoredToken, Step
 from cutaway.generate.ticket import Event, Ticket
 from cutaway.progress import progress
 from cutaway.spec import ModelSpec
@@ -47,6 +48,7 @@ class _ReadPrompt:
     request: Request
     cache: KVCache
     logits: np.ndarray
+    scored: list[ScoredToken]
 
 
 class Batch:
@@ -222,16 +224,18 @@ class Batch:
             if reading is not None:
                 reading.followers.append(ticket)
             elif read is not None:
-                begun.append((self._begin(ticket, read.cache.fork(), whole=True), read.logits))
+                begun.append((self._begin(ticket, read.cache.fork(), read.scored), read.logits))
             else:
                 self._begin(ticket, self._kept_for(ticket.request)).shares = True
         self._forget()
         return begun
 
-    def _begin(self, ticket: Ticket, cache: KVCache, *, whole: bool = False) -> Lane:
-        """A lane for a ticket; with `whole` the cache holds all of its prompt, the last token's row too."""
+    def _begin(self, ticket: Ticket, cache: KVCache, scored: list[ScoredToken] | None = None) -> Lane:
+        """A lane for a ticket; with `scored` the cache holds all of its prompt, the last token's row too."""
+        whole = scored is not None
         ticket.reused = cache.length if whole else reuse(cache, ticket.request.ids) if cache.length else 0
         lane = Lane(ticket, Response(ticket.request, self._tokenizer), cache, self._guesses(ticket))
+        lane.scored += scored or ()
         self._lanes.append(lane)
         return lane
 
@@ -248,12 +252,13 @@ class Batch:
         with self._changed:
             followers, lane.followers = lane.followers, []
             if lane.shares and any(lane.ticket.request.reads_like(ticket.request) for ticket, _ in self._queue):
-                self._read_prompts.append(_ReadPrompt(lane.ticket.request, lane.cache.fork(), np.array(logits)))
-            return [self._begin(ticket, lane.cache.fork(), whole=True) for ticket in followers]
+                read = _ReadPrompt(lane.ticket.request, lane.cache.fork(), np.array(logits), lane.scored)
+                self._read_prompts.append(read)
+            return [self._begin(ticket, lane.cache.fork(), lane.scored) for ticket in followers]
 
     def _kept_for(self, request: Request) -> KVCache:
         """The kept cache that shares most with a prompt, or a new one."""
-        shared = [shared_prefix(cache.ids, request.ids) for cache in self._kept]
+        shared = [shared_prefix(cache.ids, request.ids) for cache in self._kept if not request.score_prompt]
         if not shared or max(shared) < WORTH_REUSING:
             return self._passes.cache()
         best = self._kept[int(np.argmax(shared))]
@@ -266,7 +271,8 @@ class Batch:
             lane.guess()
             lane.running = [*lane.pending, *lane.guessed]
             return True
-        count = self._passes.chunk(lane.cache.length, len(lane.pending), self._left_rows)
+        most = min(self._left_rows, CHUNK) if lane.scoring else self._left_rows  # so many logits stand in memory
+        count = self._passes.chunk(lane.cache.length, len(lane.pending), most)
         if count == 0:
             return False
         self._left_rows = max(0, self._left_rows - count)
@@ -275,6 +281,8 @@ class Batch:
 
     def _rows(self, lane: Lane) -> int:
         """How many rows of logits are of use: none before the prompt's last token."""
+        if lane.scoring:
+            return len(lane.running)
         if lane.reading:
             return int(len(lane.running) == len(lane.pending))
         return 1 + len(lane.guessed)
@@ -282,6 +290,8 @@ class Batch:
     def _advance(self, lane: Lane, logits: np.ndarray, seconds: float | None) -> None:
         if lane.ticket.done:
             return  # cancelled meanwhile
+        if lane.scoring and seconds is not None:
+            logits = lane.score(logits)
         if not len(logits):
             lane.pending = lane.pending[len(lane.running) :]
             if self._read is not None:

@@ -1,12 +1,15 @@
 """One sequence in a running batch: what it runs in the next pass, and what becomes of the logits."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from cutaway.forward.cache import KVCache
 from cutaway.generate.cache_use import CacheStep
-from cutaway.generate.response import Request, Response, Step
+from cutaway.generate.candidates import Candidates, Scratch
+from cutaway.generate.record import alternatives
+from cutaway.generate.response import Request, Response, ScoredToken, Step
 from cutaway.generate.speculation import Lookup, Payoff
 from cutaway.generate.ticket import Ticket
 
@@ -27,6 +30,8 @@ class Lane:
         self.running: list[int] = []  # what the present pass runs
         self._lookup = Lookup(ticket.request.ids) if guessing else None
         self.payoff = Payoff()
+        self.scored: list[ScoredToken] = []
+        self._scratch = Scratch()
 
     @property
     def reading(self) -> bool:
@@ -41,6 +46,25 @@ class Lane:
         """Its ticket leaves: what was read goes to the first of its followers, whose response this is."""
         self.ticket, self.response = self.followers.pop(0), response
         self._lookup = Lookup(response.request.ids) if guessing else None
+
+    @property
+    def scoring(self) -> bool:
+        """Whether it reads a prompt that is to be scored: then every row goes through the head."""
+        return self.ticket.request.score_prompt and not self.response.tokens
+
+    def score(self, logits: np.ndarray) -> np.ndarray:
+        """Note what the rows of the pass say of the prompt; the row after its last token, `[1, V]`, if that was run."""
+        request, end = self.ticket.request, self.cache.length
+        if not self.scored:
+            self.scored.append(ScoredToken(request.ids[0], None))
+        for place, row in enumerate(logits, start=end - len(logits) + 1):
+            if place == len(request.ids):
+                return logits[-1:]
+            self._scratch.begin()
+            own, token = Candidates.of(row, self._scratch), request.ids[place]
+            told = alternatives(own, request.alternatives) if request.alternatives else ()
+            self.scored.append(ScoredToken(token, own.log_probability(token), told))
+        return logits[:0]
 
     @property
     def growth(self) -> tuple[int, int]:
@@ -75,7 +99,7 @@ class Lane:
             found = CacheStep(0, 0, 0, room) if place else CacheStep(self._held, appended, len(logits), room)
             step = self.response.take(row, guessed=place > 0, cache=found)
             taken.append(step.token)
-            yield step
+            yield replace(step, prompt=tuple(self.scored)) if self.scored and step.index == 0 else step
             if step.finish is not None or place == len(self.guessed) or step.token != self.guessed[place]:
                 break
         if seconds is not None:

@@ -20,6 +20,18 @@ from cutaway.trace import Trace
 Finish = Literal["length", "stop token", "stop string", "context", "callback", "cancelled"]
 
 
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token of the prompt: its natural-log probability after those before it, and the likeliest ids there.
+
+    The first follows nothing: its `logprob` is None.
+    """
+
+    token: int
+    logprob: float | None
+    alternatives: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class Step:
     """One turn of the loop.
@@ -29,7 +41,8 @@ class Step:
     in the model's own distribution, `alternatives` the likeliest ids there with theirs, where some were asked
     for. `finish` says why the loop ended, in its last step. A `forced` token was given, not drawn; a `guessed`
     one cost no pass of its own: its logits came with an earlier pass that a guess was added to. `cache` tells
-    which rows of keys and values its pass found, and which it added.
+    which rows of keys and values its pass found, and which it added. `prompt` stands in the first step, where the
+    prompt was to be scored.
     """
 
     index: int
@@ -43,6 +56,7 @@ class Step:
     forced: bool = False
     guessed: bool = False
     cache: CacheStep | None = None
+    prompt: tuple[ScoredToken, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +84,8 @@ class Request:
     the text so far after every step, and ends the response when it returns something true. `guess`: so many
     tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none. Without
     `cached` no keys and values are kept from one pass to the next: each runs the whole text anew. `points` of the
-    choice are kept in the trace of each step, where there is one.
+    choice are kept in the trace of each step, where there is one. With `score_prompt` the first step tells how likely
+    each token of the prompt was, with as many `alternatives`.
     """
 
     ids: tuple[int, ...]
@@ -84,6 +99,7 @@ class Request:
     guess: int = 0
     cached: bool = True
     points: tuple[Point, ...] = ()
+    score_prompt: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("alternatives", self.alternatives), ("guess", self.guess)):
@@ -96,12 +112,13 @@ class Request:
 
     def reads_like(self, other: "Request") -> bool:
         """Whether a pass over its prompt leaves what one over the other's does."""
-        return self.cached and other.cached and self.ids == other.ids
+        scored = [(one.score_prompt, one.alternatives * one.score_prompt) for one in (self, other)]
+        return self.cached and other.cached and scored[0] == scored[1] and self.ids == other.ids
 
     @property
     def keeps_steps(self) -> bool:
         """Whether more was asked of each step than its token and text."""
-        return self.recording is not None or self.alternatives > 0
+        return self.recording is not None or self.alternatives > 0 or self.score_prompt
 
 
 class Response:

@@ -25,7 +25,8 @@ class Settings(TypedDict, total=False):
     CutawayError. `until`: a function of the text so far that ends the response when it returns something true.
     `guess`: so many tokens are guessed at a time from the text itself, which gives the same tokens in fewer passes.
     `cache`: a KVCache that an earlier call left; what it shares with the prompt is not run again. False keeps
-    nothing: every step runs the whole text, as without a cache.
+    nothing: every step runs the whole text, as without a cache. `score_prompt`: the first step's `prompt` tells how
+    likely each token of the prompt was.
     """
 
     typical_p: float | None
@@ -40,6 +41,7 @@ class Settings(TypedDict, total=False):
     until: Callable[[str], object] | None
     guess: int
     cache: KVCache | Literal[False] | None
+    score_prompt: bool
 
 
 _OF_SAMPLING = frozenset(
@@ -93,7 +95,17 @@ def make_request(
         until=settings.get("until"),
         guess=settings.get("guess", 0),
         cached=settings.get("cache") is not False,
+        score_prompt=_scores(settings),
     )
+
+
+def _scores(settings: Settings) -> bool:
+    scores = settings.get("score_prompt", False)
+    if not isinstance(scores, bool):
+        raise CutawayError(f"score_prompt is {scores!r}; it must be True or False.")
+    if scores and settings.get("cache"):
+        raise CutawayError("To score a prompt all of it is run; leave out cache.")
+    return scores
 
 
 def _stops(stop: str | Iterable[str], tokenizer: Tokenizer | None) -> tuple[str, ...]:
@@ -178,6 +190,10 @@ def refuse_encoder(spec: ModelSpec) -> None:
 
 def refuse_shortcuts(request: Request, settings: Settings) -> None:
     """Raise CutawayError for what a watched response cannot have: each of its passes runs one token, from the first."""
+    if request.score_prompt:
+        raise CutawayError(
+            "Steps that are traced tell the prompt's logits: ask for points=['logits'], not score_prompt."
+        )
     if request.guess or settings.get("cache") is not None:
         raise CutawayError(
             "Steps that are traced run one token at a time from an empty cache; leave out guess and cache."

@@ -4,11 +4,12 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cutaway.generate import Step
+from cutaway.generate import ScoredToken, Step
 from cutaway.serve.openai.asked import Asked
+from cutaway.serve.openai.prepare import Echo, Prepared
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -23,6 +24,7 @@ class Choice:
     texts: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     characters: int = 0  # of its tokens' texts, for the places that log-probabilities are told with
+    echo: Echo | None = None
 
     def add(self, step: Step) -> None:
         self.texts.append(step.text)
@@ -35,10 +37,10 @@ class Answer(ABC):
     kind: str
     piece_kind: str
 
-    def __init__(self, model: "Model", asked: Asked, prompt_tokens: int, prefix: str) -> None:
+    def __init__(self, model: "Model", asked: Asked, ready: Prepared, prefix: str) -> None:
         self._model, self._asked = model, asked
         self.n = asked.n
-        self._prompt_tokens = prompt_tokens
+        self._prompt_tokens = ready.prompt_tokens
         self._completion_tokens = 0
         from cutaway import __version__
 
@@ -60,7 +62,7 @@ class Answer(ABC):
         """Note a step of choice `index`."""
         choice = self._choices.setdefault(index, Choice())
         choice.add(step)
-        self._completion_tokens += 1
+        self._completion_tokens += self._asked.max_tokens != 0  # where none was asked for, the one made is not told
         return choice
 
     def begun(self, count: int) -> list[bytes]:
@@ -70,7 +72,8 @@ class Answer(ABC):
     def piece(self, index: int, step: Step) -> bytes:
         """The events of a stream that tell one step; none where there is nothing to tell of it."""
         choice = self.take(index, step)
-        told = self._logprobs([step], choice)
+        step = choice.steps[-1]
+        told = self._logprobs(self._told([step]), choice)
         if not step.text and step.finish is None and told is None:
             return b""
         return self._event([self._part(index, step, told)])
@@ -94,10 +97,12 @@ class Answer(ABC):
         }
 
     def _logprobs(self, steps: list[Step], choice: Choice) -> dict[str, Any] | None:
-        """The log-probabilities of these steps, if they were asked for; those of the end token are not told."""
-        if self._asked.alternatives is None:
-            return None
-        return self._log_probabilities([step for step in steps if step.finish != "stop token"], choice)
+        """The log-probabilities of these steps, if they were asked for."""
+        return None if self._asked.alternatives is None else self._log_probabilities(steps, choice)
+
+    def _told(self, steps: list[Step]) -> list[Step]:
+        """The steps whose log-probabilities are told: not that of the end token."""
+        return [step for step in steps if step.finish != "stop token"]
 
     def _bytes(self, token: int) -> bytes:
         tokenizer = self._model.tokenizer
@@ -118,36 +123,59 @@ class CompletionAnswer(Answer):
 
     kind = piece_kind = "text_completion"
 
-    def __init__(self, model: "Model", asked: Asked, prompt_tokens: int) -> None:
-        super().__init__(model, asked, prompt_tokens, "cmpl-")
+    def __init__(self, model: "Model", asked: Asked, ready: Prepared) -> None:
+        super().__init__(model, asked, ready, "cmpl-")
+        self._echoes = ready.echoes
+
+    def take(self, index: int, step: Step) -> Choice:
+        if self._asked.max_tokens == 0:
+            step = replace(step, text="", finish="length")
+        if step.index == 0 and self._echoes:
+            echo = self._echoes[index // self.n]
+            step = replace(step, text=echo.text + step.text)
+            self._choices[index] = Choice(echo=echo, characters=len(echo.text))
+        return super().take(index, step)
 
     def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
         return {
             "index": index,
             "text": "".join(choice.texts),
-            "logprobs": self._logprobs(choice.steps, choice),
+            "logprobs": self._logprobs(self._told(choice.steps), choice),
             "finish_reason": finish_reason(choice.steps[-1]),
         }
+
+    def _told(self, steps: list[Step]) -> list[Step]:
+        """With an echo every token that was made: who scores texts counts them from the end."""
+        return steps if self._asked.echo else super()._told(steps)
 
     def _part(self, index: int, step: Step, logprobs: dict[str, Any] | None) -> dict[str, Any]:
         return {"index": index, "text": step.text, "logprobs": logprobs, "finish_reason": finish_reason(step)}
 
     def _log_probabilities(self, steps: list[Step], choice: Choice) -> dict[str, Any]:
-        tokens = [self._named(step.token) for step in steps]
-        offsets = []
+        told: list[Step | ScoredToken] = []
+        offsets: list[int] = []
         for step in steps:
+            if step.index == 0 and choice.echo is not None:
+                told += step.prompt
+                offsets += choice.echo.offsets
+            if self._asked.max_tokens == 0:
+                continue
+            told.append(step)
             offsets.append(choice.characters)
-            choice.characters += len(self._bytes(step.token).decode("utf-8", "ignore"))
-        best = [
-            {self._named(token): _finite(value) for token, value in ((step.token, step.logprob), *step.alternatives)}
-            for step in steps
-        ]
+            if step.finish != "stop token":
+                choice.characters += len(self._bytes(step.token).decode("utf-8", "ignore"))
         return {
-            "tokens": tokens,
-            "token_logprobs": [_finite(step.logprob) for step in steps],
-            "top_logprobs": best if self._asked.alternatives else None,
+            "tokens": [self._named(one.token) for one in told],
+            "token_logprobs": [None if one.logprob is None else _finite(one.logprob) for one in told],
+            "top_logprobs": [self._best(one) for one in told] if self._asked.alternatives else None,
             "text_offset": offsets,
         }
+
+    def _best(self, one: Step | ScoredToken) -> dict[str, float] | None:
+        """The token and the likeliest there; None for the first of a prompt, which nothing predicted."""
+        if one.logprob is None:
+            return None
+        return {self._named(token): _finite(value) for token, value in ((one.token, one.logprob), *one.alternatives)}
 
     def _named(self, token: int) -> str:
         """A token's text; its bytes, written out, where they are no whole characters."""
@@ -163,8 +191,8 @@ class ChatAnswer(Answer):
 
     kind, piece_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, model: "Model", asked: Asked, prompt_tokens: int) -> None:
-        super().__init__(model, asked, prompt_tokens, "chatcmpl-")
+    def __init__(self, model: "Model", asked: Asked, ready: Prepared) -> None:
+        super().__init__(model, asked, ready, "chatcmpl-")
 
     def begun(self, count: int) -> list[bytes]:
         delta = {"role": "assistant", "content": "", "refusal": None}
@@ -177,7 +205,7 @@ class ChatAnswer(Answer):
         return {
             "index": index,
             "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-            "logprobs": self._logprobs(choice.steps, choice),
+            "logprobs": self._logprobs(self._told(choice.steps), choice),
             "finish_reason": finish_reason(choice.steps[-1]),
         }
 

@@ -1,6 +1,6 @@
 """What a completion or a chat asks for, read from its body: every field checked, and what is not done refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cutaway.generate.settings import Settings
@@ -20,29 +20,28 @@ _SAMPLING = frozenset(
     | {"repetition_penalty", "presence_penalty", "frequency_penalty"}
 )
 _BOTH = _SAMPLING | {"model", "max_tokens", "n", "stop", "stream", "stream_options", "logprobs"}
-_IDLE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key"})  # about who asks, not about what
+# About who asks, not about what.
+_IDLE = frozenset({"user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"})
 _NO_TOOLS = "calling tools is not supported; write what the model should know of them into a message."
 _NOT_DONE: dict[str, tuple[tuple[object, ...], str]] = {
     "service_tier": (("auto", "default"), "there is only one kind of service."),
     "store": ((False,), "responses are not kept."),
 }
 _NOT_IN_COMPLETIONS = _NOT_DONE | {
-    "suffix": ((), "these models go on from a text; they cannot fill a gap in one."),
-    "echo": ((False,), "the prompt is not sent back; put it before the text yourself."),
-    "best_of": ((1,), "as many responses come back as are made; ask for n, and choose."),
+    "suffix": (("",), "these models go on from a text; they cannot fill a gap in one."),
 }
 _NOT_IN_CHATS = _NOT_DONE | {
     "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none",), _NO_TOOLS),
-    "parallel_tool_calls": ((), _NO_TOOLS),
+    "tool_choice": (("none", "auto"), _NO_TOOLS),
+    "parallel_tool_calls": ((True, False), _NO_TOOLS),
     "functions": (([],), _NO_TOOLS),
-    "function_call": (("none",), _NO_TOOLS),
+    "function_call": (("none", "auto"), _NO_TOOLS),
     "response_format": (({"type": "text"},), "responses are plain text; none is held to a format."),
     "modalities": ((["text"],), "only text comes out."),
     "audio": ((), "only text comes out."),
     "prediction": ((), "a prediction is not made use of."),
-    "reasoning_effort": ((), "how long a model reasons cannot be set."),
-    "verbosity": ((), "how much a model says cannot be set; max_tokens ends it."),
+    "reasoning_effort": (("none",), "how long a model reasons cannot be set."),
+    "verbosity": (("medium",), "how much a model says cannot be set; max_tokens ends it."),
     "web_search_options": ((), "nothing is searched."),
 }
 
@@ -51,7 +50,8 @@ _NOT_IN_CHATS = _NOT_DONE | {
 class Asked:
     """A request as it was read. `prompts` are texts or ids; a chat has `messages` instead.
 
-    `alternatives` None: no log-probabilities are told; 0: those of the tokens alone.
+    `alternatives` None: no log-probabilities are told; 0: those of the tokens alone. With `echo` the prompt stands
+    before each response, with its log-probabilities where such were asked for; then `max_tokens` may be 0.
     """
 
     model: str
@@ -69,14 +69,23 @@ class Asked:
     stream: bool
     include_usage: bool
     settings: Settings = field(default_factory=Settings)
+    echo: bool = False
 
 
 def completion_asked(body: bytes) -> Asked:
     """A completion. Raises Refused with the field that is to blame."""
-    fields = Fields(parsed(body), _BOTH | {"prompt"}, _IDLE, _NOT_IN_COMPLETIONS)
-    tokens = fields.whole("max_tokens", 1, MOST_TOKENS)
+    fields = Fields(parsed(body), _BOTH | {"prompt", "echo", "best_of"}, _IDLE, _NOT_IN_COMPLETIONS)
+    echo = fields.flag("echo")
+    tokens = fields.whole("max_tokens", 0 if echo else 1, MOST_TOKENS)
     alternatives = fields.whole("logprobs", 0, MOST_ALTERNATIVES)
-    return _asked(fields, _prompts(fields.get("prompt")), None, tokens, alternatives)
+    made, returned = fields.whole("best_of", 1, MOST_CHOICES), fields.whole("n", 1, MOST_CHOICES) or 1
+    if made is not None and made != returned:
+        raise Refused(
+            f"best_of is {made} and n {returned}: as many responses come back as are made; ask for n, and choose.",
+            param="best_of",
+        )
+    asked = _asked(fields, _prompts(fields.get("prompt")), None, tokens, alternatives)
+    return replace(asked, echo=echo, settings=asked.settings | {"score_prompt": echo and alternatives is not None})
 
 
 def chat_asked(body: bytes) -> Asked:
@@ -92,7 +101,7 @@ def chat_asked(body: bytes) -> Asked:
         )
     top = fields.whole("top_logprobs", 0, MOST_ALTERNATIVES)
     told = fields.flag("logprobs")
-    if top is not None and not told:
+    if top and not told:
         raise Refused("top_logprobs needs logprobs to be true.", param="top_logprobs")
     messages = messages_of(fields.get("messages"))
     return _asked(fields, (), messages, older if tokens is None else tokens, (top or 0) if told else None)

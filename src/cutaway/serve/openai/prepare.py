@@ -8,6 +8,7 @@ from cutaway.generate import Basic, Request
 from cutaway.generate.conversation import chat_ids
 from cutaway.serve.openai.asked import Asked
 from cutaway.serve.openai.refusals import Refused
+from cutaway.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -17,11 +18,20 @@ UNBOUNDED_TOKENS = 4096  # of a chat that does not, where the model names no len
 
 
 @dataclass(frozen=True)
+class Echo:
+    """A prompt as it is sent back: its text, and where in it each of its ids begins."""
+
+    text: str
+    offsets: list[int]
+
+
+@dataclass(frozen=True)
 class Prepared:
-    """Prompt by prompt, and for each its `n` responses one after another."""
+    """Prompt by prompt, and for each its `n` responses one after another. `echoes` are there where asked for."""
 
     requests: list[Request]
     prompt_tokens: int
+    echoes: list[Echo]
 
 
 def prepared(model: "Model", asked: Asked) -> Prepared:
@@ -37,17 +47,34 @@ def prepared(model: "Model", asked: Asked) -> Prepared:
             room = _room(model, len(ids), asked)
             for j in range(asked.n):
                 seed = None if asked.seed is None else asked.seed + j
-                basic = Basic(room, asked.temperature, asked.top_k, asked.top_p, asked.min_p, seed, asked.stop)
+                basic = Basic(max(room, 1), asked.temperature, asked.top_k, asked.top_p, asked.min_p, seed, asked.stop)
                 requests.append(model.request(ids, basic, asked.settings))
     except Refused:
         raise
     except CutawayError as error:
         raise Refused(str(error)) from None
-    return Prepared(requests, sum(map(len, prompts)))
+    given = asked.prompts if asked.echo else ()
+    echoes = [_echo(model.tokenizer, told, ids) for told, ids in zip(given, prompts, strict=False)]
+    return Prepared(requests, sum(map(len, prompts)), echoes)
 
 
 def _encoded(model: "Model", asked: Asked) -> list[list[int]]:
     return [model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts]
+
+
+def _echo(tokenizer: Tokenizer, told: str | list[int], ids: list[int]) -> Echo:
+    """The prompt as it was given; a BOS that was put before a text is no part of it."""
+    added = len(ids) - len(tokenizer.encode(told, bos=False)) if isinstance(told, str) else 0
+    text, at_start, offset, offsets = b"", True, 0, []
+    for place, token in enumerate(ids):
+        offsets.append(offset)
+        data = b""
+        if token < tokenizer.vocab_size:  # an embedding may have more rows
+            data, at_start = tokenizer.contribution(token, at_start=at_start)
+        if place >= added:
+            text += data
+            offset += sum(byte & 0xC0 != 0x80 for byte in data)  # characters that begin here
+    return Echo(told if isinstance(told, str) else text.decode("utf-8", "replace"), offsets)
 
 
 def _room(model: "Model", length: int, asked: Asked) -> int:
@@ -57,7 +84,7 @@ def _room(model: "Model", length: int, asked: Asked) -> int:
     if not limits:
         return usual if asked.max_tokens is None else asked.max_tokens
     context = min(limits)
-    if length + (asked.max_tokens or 1) > context:
+    if length + (1 if asked.max_tokens is None else asked.max_tokens) > context:
         asked_for = "" if asked.max_tokens is None else f" and max_tokens asks for {asked.max_tokens:,} more"
         raise Refused(
             f"The context of {asked.model} is {context:,} tokens; the prompt has {length:,}{asked_for}. "

@@ -19,7 +19,7 @@ from cutaway.serve.models import MOST_LOADED, Models
 from cutaway.serve.openai.answers import Answer, ChatAnswer, CompletionAnswer, event
 from cutaway.serve.openai.asked import Asked, chat_asked, completion_asked
 from cutaway.serve.openai.driver import Driver, Flow
-from cutaway.serve.openai.prepare import prepared
+from cutaway.serve.openai.prepare import Prepared, prepared
 from cutaway.serve.openai.refusals import Refused
 from cutaway.serve.owner import Owner
 
@@ -99,7 +99,7 @@ class OpenAI:
         return await self._respond(request, chat_asked(await _body(request)), ChatAnswer)
 
     async def _respond(
-        self, request: Request, asked: Asked, answer_kind: "Callable[[Model, Asked, int], Answer]"
+        self, request: Request, asked: Asked, answer_kind: "Callable[[Model, Asked, Prepared], Answer]"
     ) -> Response:
         model = await self._loaded(asked.model)
         ready = await asyncio.to_thread(prepared, model, asked)
@@ -107,7 +107,7 @@ class OpenAI:
             raise Refused(
                 f"{len(ready.requests)} responses are more than the {self._waiting} that may wait.", param="n"
             )
-        answer = answer_kind(model, asked, ready.prompt_tokens)
+        answer = answer_kind(model, asked, ready)
         try:
             flow = self._driver(asked.model, model).submit(ready.requests, whole=not asked.stream)
         except QueueFull as error:
