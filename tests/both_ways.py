@@ -30,7 +30,7 @@ class Poisoned(CpuEngine):
 class ByStages(Poisoned):
     """The same kernels, called by the stages only."""
 
-    block = None  # type: ignore[assignment]
+    stackable = None  # type: ignore[assignment]
     attend = None  # type: ignore[assignment]
 
 
@@ -46,7 +46,7 @@ class Side:
         self, ids: Sequence[np.ndarray], points: Iterable[Point], slots: Sequence[int] | None = None
     ) -> tuple[Seen, Pass]:
         """Everything that one pass shows and leaves; the sequences go on from the caches in these slots, if any."""
-        for scratch, _ in self.engine._layers._scratch.values():
+        for scratch, _ in self.engine._stacks._scratch.values():
             scratch.fill(np.nan)
         caches = None if slots is None else [self.caches[slot] for slot in slots]
         if caches is not None:

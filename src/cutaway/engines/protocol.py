@@ -7,7 +7,7 @@ is returned. Shapes are in the symbols of the design: T rows of all packed seque
 heads, H_kv key/value heads, R query rows of one attention block, S keys that it sees.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.weights import Weight
+from cutaway.spec import AttentionSpec, RotarySpec
 
 Array = Any  # the engine's own array type
 
@@ -78,16 +79,19 @@ class Scoring:
 
 
 class Attended(NamedTuple):
-    """One segment's share in a fused layer: `length` rows, the first at `position`; what they see, by which rule.
+    """One segment's share in fused layers: `length` rows, the first at `position`; what they see, by which rule.
 
-    `keys` and `values` `[H_kv, room, width]` hold `position` tokens already, and have room for those of the rows.
+    `room.arrays[layer]` are the layer's keys and values, `[H_kv, room, width]` each. They hold `position` tokens
+    already, and have room for those of the rows. A room keeps its arrays; more room is another.
     """
 
     length: int
     position: int
-    keys: Array
-    values: Array
-    scoring: Scoring
+    room: Any
+    rule: Callable[[AttentionSpec], Scoring]
+
+
+Turns = Mapping[RotarySpec, tuple[Array, Array]]  # cosines and sines [T, dims / 2]
 
 
 class Engine(Protocol):
@@ -99,8 +103,10 @@ class Engine(Protocol):
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
     - `attend(q, keys, values, scoring)` is all of attention at once, scores unseen; `[H, R, d_value]`, or None where
       it declines.
-    - `block(spec, weights, x, turn, attended, tap)` is a whole layer at once, `[T, d]` → `[T, d]`, which puts new keys
-      and values where `attended` says and shows the tap what it wants; None where it declines, having done nothing.
+    - `stack(first, specs, weights, x, turns, attended, tap)` is consecutive layers at once, the first of them layer
+      `first`, `[T, d]` → `[T, d]`. It puts new keys and values where `attended` says and shows the tap what it wants.
+      How many it would take of the layers to come `stackable(specs, rows, taps)` says; to more than one at a time
+      there is nothing to show.
 
     Two things may be said of an engine, both left out by most: `differentiable`, that its arrays remember how they were
     made; and `bitwise`, False where a row's last bits hang on what is computed and looked at beside it.

@@ -6,7 +6,6 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.attention import attention
 from cutaway.forward.experts import experts
 from cutaway.forward.feedforward import feed_forward
-from cutaway.forward.fused import fused_layer
 from cutaway.forward.norm import norm
 from cutaway.forward.run import Run
 from cutaway.points import Tap
@@ -15,9 +14,6 @@ from cutaway.spec import ExpertsSpec, LayerSpec
 
 def block(run: Run, spec: LayerSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array:
     """`[T, d]` → `[T, d]`. Pre-norm: x + f(norm x). Post-norm: norm(x + f(x)). Parallel: x + a(norm x) + f(norm x)."""
-    fused = fused_layer(run, spec, weights, x, layer, tap)
-    if fused is not None:
-        return fused
     engine = run.engine
     x = tap("resid_pre", x)
     read = _before(engine, spec, weights, "attn", x, tap)

@@ -30,6 +30,21 @@ class HeldLayer:
     reserved: int
 
 
+class Room:
+    """Where every layer's keys and values lie: `arrays[layer]`, `[H_kv, room, width]` of each, for `tokens` tokens.
+
+    Whoever needs more room makes another.
+    """
+
+    def __init__(self, arrays: Sequence[tuple[Array, Array]], tokens: int) -> None:
+        self.arrays, self.tokens = arrays, tokens
+
+    @classmethod
+    def of(cls, spec: ModelSpec, engine: Engine, tokens: int) -> "Room":
+        """Room for so many tokens of a sequence that is not cached."""
+        return cls([_empty(engine, _shapes(layer.attention), tokens) for layer in spec.layers], tokens)
+
+
 class KVCache:
     """One sequence's keys and values: for every layer `[H_kv, capacity, d_head]`, of which `length` tokens are valid.
 
@@ -46,7 +61,7 @@ class KVCache:
         self._engine, self._spec = engine, spec
         self._shapes = [_shapes(layer.attention) for layer in spec.layers]
         self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
-        self._stored: list[tuple[Array, Array] | None] = [None] * spec.n_layers
+        self._held = Room([_empty(engine, shapes, 0) for shapes in self._shapes], 0)
         self.ids: list[int] = []
 
     def __repr__(self) -> str:
@@ -60,7 +75,7 @@ class KVCache:
     @property
     def room(self) -> int:
         """How many tokens fit before the arrays have to grow."""
-        return min((0 if stored is None else stored[0].shape[1]) for stored in self._stored)
+        return self._held.tokens
 
     @property
     def layers(self) -> tuple[HeldLayer, ...]:
@@ -71,10 +86,9 @@ class KVCache:
         """Another cache that holds the same rows, to go on from them in another way: copied, not computed."""
         other = KVCache(self._spec, self._engine)
         other.ids = list(self.ids)
-        for layer, stored in enumerate(self._stored):
-            if stored is not None and self.length:
-                for mine, its in zip(stored, other.reserve(layer, self.length), strict=True):
-                    its[:, : self.length] = mine[:, : self.length]
+        for stored, copied in zip(self._held.arrays, other.make_room(self.length).arrays, strict=True):
+            for mine, its in zip(stored, copied, strict=True):
+                its[:, : self.length] = mine[:, : self.length]
         return other
 
     def due(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -113,8 +127,21 @@ class KVCache:
 
     def reserve(self, layer: int, tokens: int) -> tuple[Array, Array]:
         """The layer's whole arrays `[H_kv, room, width]`, with room for so many tokens; those held stand first."""
-        room = self._stored[layer] = self._room(layer, tokens)
-        return room
+        return self.make_room(tokens).arrays[layer]
+
+    def make_room(self, tokens: int) -> Room:
+        """All layers' arrays, with room for so many tokens; those held stand first."""
+        if self._held.tokens < tokens:
+            capacity = max(2 * self._held.tokens, -(-tokens // GROWTH) * GROWTH)
+            arrays = list(self._held.arrays)
+            self._held = Room(arrays, self._held.tokens)  # good whatever happens: each layer has that much at least
+            for layer, shapes in enumerate(self._shapes):  # so only one layer is there twice
+                larger = _empty(self._engine, shapes, capacity)
+                for before, after in zip(arrays[layer], larger, strict=True):
+                    after[:, : self.length] = before[:, : self.length]
+                arrays[layer] = larger
+            self._held = Room(arrays, capacity)
+        return self._held
 
     def advance(self, ids: Sequence[int] | np.ndarray) -> None:
         """Count these tokens as valid: all layers have stored them."""
@@ -147,17 +174,10 @@ class KVCache:
         values = sum(heads * width for both in self._shapes for heads, width in both)
         return values * self._engine.dtype.itemsize
 
-    def _room(self, layer: int, end: int) -> tuple[Array, Array]:
-        """The layer's arrays, enlarged where `end` tokens do not fit."""
-        stored = self._stored[layer]
-        if stored is not None and stored[0].shape[1] >= end:
-            return stored
-        grown = 0 if stored is None else stored[0].shape[1] * 2
-        capacity = max(grown, -(-end // GROWTH) * GROWTH)
-        keys, values = (self._engine.empty((heads, capacity, width)) for heads, width in self._shapes[layer])
-        if stored is not None:
-            keys[:, : self.length], values[:, : self.length] = (part[:, : self.length] for part in stored)
-        return keys, values
+
+def _empty(engine: Engine, shapes: tuple[tuple[int, int], tuple[int, int]], tokens: int) -> tuple[Array, Array]:
+    one, other = (engine.empty((heads, tokens, width)) for heads, width in shapes)
+    return one, other
 
 
 def held_layers(spec: ModelSpec, rows: int, room: int, itemsize: int) -> tuple[HeldLayer, ...]:

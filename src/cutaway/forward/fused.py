@@ -1,40 +1,56 @@
-"""A layer in one operation of the engine, where it has one and nobody needs the stages: the same bits, sooner."""
+"""Layers in one operation of the engine, where it has one and nobody needs their stages: the same bits, sooner."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from cutaway.engines.layout import Segment
-from cutaway.engines.protocol import Array, Attended
+from cutaway.engines.protocol import Array, Attended, Scoring
 from cutaway.errors import CutawayError
 from cutaway.forward.attention import scoring
+from cutaway.forward.cache import Room
+from cutaway.forward.parameters import Parameters
 from cutaway.forward.run import Run
 from cutaway.points import Tap
-from cutaway.spec import AttentionSpec, LayerSpec
+from cutaway.spec import AttentionSpec, ModelSpec
 
 
-def fused_layer(run: Run, spec: LayerSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array | None:
-    """`[T, d]` → `[T, d]`, or None where the engine has no such operation or declines; then the stages do it."""
-    fused = getattr(run.engine, "block", None)
-    if fused is None or tap.altered or spec.attention.latent is not None or getattr(weights, "adapted", False):
-        return None
-    turn = None if spec.attention.rotary is None else run.rotations[spec.attention.rotary]
-    attended = [_attended(run, spec.attention, layer, segment) for segment in run.layout.segments]
-    out = fused(spec, weights, x, turn, attended, tap)
-    if out is not None:
-        run.fused.add(layer)
-    return out
+def fused_layers(
+    run: Run, spec: ModelSpec, parameters: Parameters, x: Array, first: int, taps: Sequence[Tap]
+) -> tuple[int, Array]:
+    """`[T, d]` → `[T, d]`: how many layers from `first` on the engine has run, and what they made of the stream.
+
+    None where the engine has no such operation or declines; then the stages do it. `taps` are those of all layers.
+    """
+    engine = run.engine
+    ahead = getattr(engine, "stackable", None)
+    count = 0
+    if ahead is not None:
+        layers = parameters.layers
+        stop = next((i for i in range(first, spec.n_layers) if getattr(layers[i], "adapted", False)), spec.n_layers)
+        count = ahead(spec.layers[first:stop], len(x), taps[first:stop])
+    if count == 0:
+        return 0, x
+    stop = first + count
+    attended = run.remembered("attended", lambda: [_attended(run, spec, part) for part in run.layout.segments])
+    weights = parameters.layers[first:stop]
+    x = engine.stack(first, spec.layers[first:stop], weights, x, run.rotations, attended, taps[first])  # type: ignore[attr-defined]
+    run.fused.update(range(first, stop))
+    return count, x
 
 
-def _attended(run: Run, spec: AttentionSpec, layer: int, segment: Segment) -> Attended:
+def _attended(run: Run, spec: ModelSpec, segment: Segment) -> Attended:
     if run.caches is not None:
         cache = run.caches[segment.slot]
         if cache.length != segment.position:
             raise CutawayError(
                 f"The cache holds {cache.length} tokens, not the {segment.position} before this segment."
             )
-        keys, values = cache.reserve(layer, segment.end)
+        room = cache.make_room(segment.end)
     else:
-        keys = run.engine.empty((spec.n_kv_heads, segment.length, spec.d_head))
-        values = run.engine.empty((spec.n_kv_heads, segment.length, spec.value_width))
-    # By the spec's identity: it outlives the run, and to hash it for each layer takes longer than a small kernel.
-    rule = run.remembered((id(spec), segment.start), lambda: scoring(spec, segment, slice(0, segment.length)))
-    return Attended(segment.length, segment.position, keys, values, rule)
+        room = Room.of(spec, run.engine, segment.length)
+
+    def rule(attention: AttentionSpec) -> Scoring:
+        # By the spec's identity: it outlives the run, and to hash it takes longer than a small kernel.
+        key = ("rule", id(attention), segment.start)
+        return run.remembered(key, lambda: scoring(attention, segment, slice(0, segment.length)))
+
+    return Attended(segment.length, segment.position, room, rule)

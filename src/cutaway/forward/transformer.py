@@ -11,6 +11,7 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.forward.block import block
 from cutaway.forward.cache import KVCache
 from cutaway.forward.embedding import embedding
+from cutaway.forward.fused import fused_layers
 from cutaway.forward.head import final_norm, logits, pooled
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.run import Run
@@ -72,8 +73,7 @@ def _transformer(
         cache.refuse_unsettled(len(ids))
     run = Run.of(engine, spec, layout, caches)
     x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
-    for i, layer in enumerate(spec.layers):
-        x = parameters.layers[i].through(partial(block, run, layer), x, i, tap.at(i))
+    x = _layers(run, spec, parameters, x, tap)
     for cache, ids in zip(caches or (), sequences, strict=False):
         cache.advance(ids)
     x = final_norm(engine, spec, parameters, x, tap)
@@ -84,3 +84,15 @@ def _transformer(
     asked = layout.last_rows if rows is None else list(rows)
     scores = tap("logits", logits(engine, spec, parameters, x, layout, asked))
     return Pass(layout, x, scores, frozenset(run.fused))
+
+
+def _layers(run: Run, spec: ModelSpec, parameters: Parameters, x: Array, tap: Tap) -> Array:
+    """Layer after layer, `[T, d]` → `[T, d]`: by its stages, or several at once where the engine can."""
+    taps = [tap.at(i) for i in range(spec.n_layers)]
+    i = 0
+    while i < spec.n_layers:
+        done, x = fused_layers(run, spec, parameters, x, i, taps)
+        if not done:
+            x = parameters.layers[i].through(partial(block, run, spec.layers[i]), x, i, taps[i])
+        i += done or 1
+    return x

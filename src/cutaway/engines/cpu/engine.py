@@ -8,15 +8,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
-from cutaway.engines.cpu.block import Layers, can_run
 from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.memory import keep_freed_memory
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
+from cutaway.engines.cpu.stack import Stacks, at_one_go
 from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
 from cutaway.engines.low_rank import with_added
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
-from cutaway.engines.protocol import Attended, Gain, Linear, Scoring
+from cutaway.engines.protocol import Attended, Gain, Linear, Scoring, Turns
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.points import Tap
@@ -41,7 +41,7 @@ class CpuEngine:
         keep_freed_memory()
         self._local = threading.local()  # each Python thread's scratch
         self._stored: WeakKeyDictionary[Weight, _Stored] = WeakKeyDictionary()
-        self._layers = Layers()
+        self._stacks = Stacks()
 
     def array(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, dtype=np.float32)
@@ -171,17 +171,22 @@ class CpuEngine:
         attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
         return out
 
-    def block(
+    def stackable(self, specs: Sequence[LayerSpec], rows: int, taps: Sequence[Tap]) -> int:
+        """How many layers, from the first of these on, `stack` takes at once; 0 where it does not serve the first."""
+        return at_one_go(specs, rows, taps)
+
+    def stack(
         self,
-        spec: LayerSpec,
-        weights: Mapping[str, Any],
+        first: int,
+        specs: Sequence[LayerSpec],
+        weights: Sequence[Mapping[str, Any]],
         x: np.ndarray,
-        turn: tuple[np.ndarray, np.ndarray] | None,
+        turns: Turns,
         attended: Sequence[Attended],
         tap: Tap,
-    ) -> np.ndarray | None:
-        """A whole layer of few rows, with the bits of the stages; None for a kind or a wish that it does not serve."""
-        return self._layers.run(self, spec, weights, x, turn, attended, tap) if can_run(spec, len(x), tap) else None
+    ) -> np.ndarray:
+        """Whole layers of few rows, with the bits of the stages."""
+        return self._stacks.run(self, first, specs, weights, x, turns, attended, tap)
 
     def stored_at(self, weight: Weight) -> tuple[int, int, int]:
         """Where a weight lies: the address of its rows, the bytes from row to row, the address of its order or 0."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
@@ -10,64 +9,17 @@ from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.processor import ACTIVATION_CODES
 from cutaway.engines.cpu.products import product_task
-from cutaway.engines.cpu.program import Argument, Place, Program, Task
+from cutaway.engines.cpu.program import Argument, Place, Task
 from cutaway.engines.protocol import Gain, Linear
 from cutaway.spec import FeedForwardSpec, LayerSpec, NormSpec
 
-_SET_EACH_TIME = (
-    "new key",
-    "new value",
-    "seen",
-    "start",
-    "scores",
-    "first",
-    "last",
-    "growth",
-    "dots parts",
-    "rows parts",
-    "mix parts",
-)  # of every segment, before every run
-
-
-class SegmentPlaces:
-    """A segment's places in a program: those of its stored keys and values, and those that every run sets anew.
-
-    Nothing here keeps a cache alive: whoever has finished with a text gets its memory back.
-    """
-
-    def __init__(self, program: Program, index: int, keys: np.ndarray, values: np.ndarray) -> None:
-        self._of = (ref(keys), ref(values))
-        self.keys, self.values = place(keys), place(values)
-        self.key_step, self.value_step = keys.strides[1], values.strides[1]
-        for name, value in (
-            ("keys", self.keys),
-            ("values", self.values),
-            ("key head", keys.strides[0]),
-            ("value head", values.strides[0]),
-        ):
-            program.set(f"{name} {index}", value)
-        self.scores = f"scores {index}"  # the name of their scratch
-        self._words = program.words
-        self._indices = [program.indices(f"{name} {index}") for name in _SET_EACH_TIME]
-
-    def are_of(self, keys: np.ndarray, values: np.ndarray) -> bool:
-        """Whether these are the places of these very arrays."""
-        return self._of[0]() is keys and self._of[1]() is values
-
-    def set_all(self, *numbers: int) -> None:
-        """What is set before every run, in the order of `_SET_EACH_TIME`."""
-        words = self._words
-        for indices, number in zip(self._indices, numbers, strict=True):
-            for index in indices:
-                words[index] = number
-
 
 class LayerProgram:
-    """A layer over segments of these lengths. Places that are set before a run:
+    """The phases of a layer over segments of these lengths. Places that are set before a run:
 
-    "x", each name of `shapes` and of `scratch`, "cosines" and "sines", and for each segment with its number what
-    `Layers` sets. `shapes` names the points with the arrays that hold them, heads as `[T, H, width]`; where two points
-    are one array, `same_as` says of which other. `order` has all of them as the pass makes them.
+    "x", each name of `shapes` and of `scratch`, "cosines" and "sines", and of each segment, with its number, those
+    that `StackProgram` sets. `shapes` names the points with the arrays that hold them, heads as `[T, H, width]`;
+    where two points are one array, `same_as` says of which other. `order` has all of them as the pass makes them.
     """
 
     def __init__(self, engine: Any, spec: LayerSpec, weights: Mapping[str, Any], lengths: Sequence[int]) -> None:
@@ -76,30 +28,10 @@ class LayerProgram:
         self.scratch: dict[str, int] = {}
         self.same_as: dict[str, str] = {}
         self.order: list[str] = ["resid_pre"]
+        self.phases: list[list[Task]] = []
+        self.alive: list[np.ndarray] = []  # the vectors that it reads, so that they stay where they are
         self._engine, self._weights, self._lengths, self._rows = engine, weights, lengths, sum(lengths)
-        self._uses: dict[str, Any] = {}  # the very weights that the program reads
-        self._read: list[np.ndarray] = []  # the vectors that it reads, so that they stay where they are
-        self._segments: dict[int, SegmentPlaces] = {}
-        self.bound = -1  # the state of the scratch that its buffers' places were set for
-        self._phases: list[list[Task]] = []
         self._write()
-        self._program = Program(self._phases)
-        self.set, self.run = self._program.set, self._program.run
-
-    def is_of(self, spec: LayerSpec, weights: Mapping[str, Any]) -> bool:
-        """Whether this is the program of such a layer with these very weights."""
-        return self.spec is spec and all(weights.get(name) is part for name, part in self._uses.items())
-
-    def arrays_for(self, shown: frozenset[str]) -> set[str]:
-        """Which buffers must be arrays of their own where these points are to be shown; the output always is."""
-        return {self.same_as.get(name, name) for name in shown} & self.shapes.keys() - {"resid_post"}
-
-    def cached(self, index: int, keys: np.ndarray, values: np.ndarray) -> SegmentPlaces:
-        """The places of segment `index`, whose keys and values are stored in these arrays `[H_kv, room, width]`."""
-        places = self._segments.get(index)
-        if places is None or not places.are_of(keys, values):
-            places = self._segments[index] = SegmentPlaces(self._program, index, keys, values)
-        return places
 
     def _write(self) -> None:
         spec, d_model = self.spec, self._d_out("attn.o")
@@ -180,7 +112,7 @@ class LayerProgram:
                                                z + row * z_step, 4 * value_wide, z_step, *sizes, value_wide,
                                                at("start")), at("mix parts")))  # fmt: skip
             row += length
-        self._phases += [dots, weights, mixes]
+        self.phases += [dots, weights, mixes]
         self.order.append("attn.pattern")
         self._buffer("attn.z", heads, value_wide)
         return self._products(z, {"attn.o": None}, {"attn.o": "attn.raw"})[0]
@@ -217,7 +149,7 @@ class LayerProgram:
         biases: list[Task] = []
         results: list[Place] = []
         for name, heads in names.items():
-            linear: Linear = self._use(name)
+            linear: Linear = self._weights[name]
             d_out = linear.weight.shape[0]
             point = (points or {}).get(name, name)
             y = self._buffer(point, d_out) if heads is None else self._buffer(point, heads, d_out // heads)
@@ -230,14 +162,14 @@ class LayerProgram:
                 bias = self._vector(linear.bias)
                 biases.append(self._task("add", y, bias, y, self._rows * d_out, d_out))
             results.append(y)
-        self._phases.append(products)
-        self._phases += [[bias] for bias in biases]
+        self.phases.append(products)
+        self.phases += [[bias] for bias in biases]
         return results
 
     def _norm(
         self, norm: NormSpec, weight: str, x: Place, name: str, rows: int, width: int, heads: int | None = None
     ) -> Place:
-        gain: Gain | None = self._use(weight)
+        gain: Gain | None = self._weights.get(weight)
         if gain is None:  # a norm without learned numbers
             gain = Gain(np.ones(width, np.float32))
         out = self._buffer(name, width) if heads is None else self._buffer(name, heads, width)
@@ -250,7 +182,7 @@ class LayerProgram:
         self._do("add", a, b, out, n, n)
 
     def _do(self, kernel: str, *arguments: Argument, parts: int = 1) -> None:
-        self._phases.append([self._task(kernel, *arguments, parts=parts)])
+        self.phases.append([self._task(kernel, *arguments, parts=parts)])
 
     def _task(self, kernel: str, *arguments: Argument, parts: int = 1) -> Task:
         return Task(elementwise.kernels()[kernel], arguments, parts)
@@ -263,12 +195,8 @@ class LayerProgram:
 
     def _vector(self, values: np.ndarray) -> int:
         """Where a vector lies, for as long as the program lives."""
-        self._read.append(self._engine.array(values))
-        return place(self._read[-1])
-
-    def _use(self, name: str) -> Any:
-        part = self._uses[name] = self._weights.get(name)
-        return part
+        self.alive.append(self._engine.array(values))
+        return place(self.alive[-1])
 
     def _d_out(self, name: str) -> int:
         return self._weights[name].weight.shape[0]

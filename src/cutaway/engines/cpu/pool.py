@@ -21,10 +21,9 @@ from time import perf_counter
 from typing import Any
 
 from cutaway.engines.cpu.compiling import machine_code
-from cutaway.engines.cpu.shared_words import OWN, WAITED, WORDS, YIELD
+from cutaway.engines.cpu.shared_words import LATE, WORDS, YIELD
 
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
-_LATE = 700_000  # ticks (0.3 ms) of waiting, beyond half the caller's own, that tell of a helper put aside
 _PENALTIES = (0.002, 0.05)  # seconds for which kernels then run without helpers, at least and at most
 _FORGIVEN_AFTER = 256
 
@@ -63,8 +62,9 @@ class Pool:
         """Run `count` phases, whose table (see `code.pool.lead_kernel`) is at an address. One call at a time.
 
         A phase has at most 65,535 parts. A helper that was put aside by the system in the middle of a part costs a
-        wait of milliseconds. On a busy machine that would happen all the time, so after each such wait kernels run
-        without helpers for a while: 2 ms, then 4, up to 50 while it goes on happening, less again once it stops.
+        wait of milliseconds. On a busy machine that would happen all the time, so after such a wait the rest of the
+        phases run without helpers, and so do kernels for a while: 2 ms, then 4, up to 50 while it goes on happening,
+        less again once it stops.
         """
         if self._alone_until and perf_counter() < self._alone_until:
             self._alone(0, phases, count)
@@ -72,8 +72,7 @@ class Pool:
         for _ in range(len(self._asleep)):
             self._asleep.pop().release()
         self._lead(self._address, phases, count)
-        waited = self._shared[self._skip + WAITED]
-        if waited > _LATE + self._shared[self._skip + OWN] / 2:
+        if self._shared[self._skip + LATE]:
             self._alone_until, self._in_time = perf_counter() + self._penalty, 0
             self._penalty = min(2 * self._penalty, _PENALTIES[1])
             return

@@ -5,11 +5,12 @@ from run to run are named places, set before it. All of it, arguments, tasks and
 words, as the pool reads it.
 """
 
-import ctypes
 import struct
 from dataclasses import dataclass
 
-from cutaway.engines.cpu.kernel import Kernel
+import numpy as np
+
+from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.threads import launch_phases
 
 
@@ -48,8 +49,8 @@ class Program:
         tables, position = [], 0
         at_tasks = len(words)
         n_tasks = len(starts)
-        self.words = (ctypes.c_int64 * (at_tasks + 3 * n_tasks + 2 * len(phases)))()
-        first = ctypes.addressof(self.words)
+        self.words = np.zeros(at_tasks + 3 * n_tasks + 2 * len(phases), np.int64)
+        first = place(self.words)
         for phase in phases:
             tables += [first + 8 * (at_tasks + 3 * position), len(phase)]
             for task in phase:
@@ -57,21 +58,24 @@ class Program:
                 position += 1
         words += tables
         self._phases, self._count = first + 8 * (at_tasks + 3 * n_tasks), len(phases)
-        self._places: dict[str, list[tuple[int, int]]] = {}
+        places: dict[str, list[tuple[int, int]]] = {}
         for index, word in enumerate(words):
             if isinstance(word, Place):
-                self._places.setdefault(word.name, []).append((index, word.offset))
+                places.setdefault(word.name, []).append((index, word.offset))
             else:
                 self.words[index] = word if isinstance(word, int) else _bits(word)
+        self._places = {name: np.array(where, np.int64).T for name, where in places.items()}
 
     def set(self, name: str, value: int) -> None:
         """Give a place its value for the runs to come; a name that the program does not use is ignored."""
-        for index, offset in self._places.get(name, ()):
-            self.words[index] = value + offset
+        where = self._places.get(name)
+        if where is not None:
+            self.words[where[0]] = where[1] + value
 
-    def indices(self, name: str) -> list[int]:
+    def indices(self, name: str) -> np.ndarray:
         """Where in `words` the value of a place stands, for one that is set very often and nowhere has an offset."""
-        return [index for index, offset in self._places.get(name, ()) if offset == 0]
+        where = self._places.get(name)
+        return np.empty(0, np.int64) if where is None else where[0]
 
     def run(self) -> None:
         """All phases, in order, by the whole pool."""

@@ -3,4 +3,4 @@
 The word NEXT holds the phase's serial number · 2^32 + its parts · 2^16 + parts already claimed.
 """
 
-NEXT, DONE, TASKS, YIELD, SERIAL, WAITED, OWN, WORDS = 0, 8, 16, 17, 18, 19, 20, 32
+NEXT, DONE, TASKS, YIELD, SERIAL, LATE, WORDS = 0, 8, 16, 17, 18, 19, 32

@@ -9,9 +9,10 @@ from numba.extending import register_jitable
 
 from cutaway.engines.cpu.code.vectors import I8, I64, operation
 from cutaway.engines.cpu.processor import IS_X86
-from cutaway.engines.cpu.shared_words import DONE, NEXT, OWN, SERIAL, TASKS, WAITED, YIELD
+from cutaway.engines.cpu.shared_words import DONE, LATE, NEXT, SERIAL, TASKS, YIELD
 
 PATIENCE = 4000  # looks at DONE before the caller offers its processor to others
+MOST_WAIT = 700_000  # ticks (0.3 ms) of waiting, beyond half the caller's own, that tell of a helper put aside
 
 
 def _word(builder: Any, shared: Any, index: int) -> Any:
@@ -131,22 +132,25 @@ def help_kernel(shared: int, watches: int, unused: int) -> None:
 def lead_kernel(shared: int, phases: int, count: int) -> None:
     """The caller's turn: phase after phase, offer the parts, run those that it can claim itself, wait for the rest.
 
-    A phase is a table of tasks and their number; a task is a kernel, its arguments and its parts.
+    A phase is a table of tasks and their number; a task is a kernel, its arguments and its parts. LATE is set to
+    whether a helper was.
     """
-    begun, waited = _ticks(), 0
+    late = False
     for phase in range(count):
         tasks, n_tasks = _shared(phases, 2 * phase), _shared(phases, 2 * phase + 1)
         parts = 0
         for task in range(n_tasks):
             parts += _shared(tasks, 3 * task + 2)
-        if parts == 1:
-            _call(_shared(tasks, 0), _shared(tasks, 1), 0, 1)
+        if late or parts == 1:
+            for task in range(n_tasks):
+                _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1)
             continue
         _set(shared, TASKS, tasks)
         _set(shared, DONE, 0)
         serial = (_shared(shared, SERIAL) + 1) & 0x7FFFFFFF
         _set(shared, SERIAL, serial)
         _publish(shared, serial << 32 | parts << 16)
+        published = _ticks()
         claimed = _claim(shared)
         while claimed != -1:
             if claimed >= 0:
@@ -160,9 +164,9 @@ def lead_kernel(shared: int, phases: int, count: int) -> None:
                     _pause()
                 else:  # whoever is late may be waiting for this very processor
                     _yield(shared)
-            waited += _ticks() - since
-    _set(shared, WAITED, waited)
-    _set(shared, OWN, _ticks() - begun - waited)
+            # On a busy machine a helper is put aside again and again: the phases to come are done without.
+            late = _ticks() - since > MOST_WAIT + (since - published) // 2
+    _set(shared, LATE, 1 if late else 0)
 
 
 def alone_kernel(unused: int, phases: int, count: int) -> None:
