@@ -154,3 +154,27 @@ def test_all_sides_are_held_to_the_same_threads_and_instructions(part: Any) -> N
         {around[f"{name}_NUM_THREADS"] for name in ("OMP", "MKL", "OPENBLAS")} == {around["CUTAWAY_THREADS"]} == {"2"}
     )
     assert "avx512" not in around["NUMBA_CPU_FEATURES"] and around["ATEN_CPU_CAPABILITY"] == "avx2"
+
+
+def test_the_bars_of_generation_are_measured_in_rounds_and_judged_by_the_median_ratio(part: Any) -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "serving.py"), "--model", "toy", "--only", "sampling", "--rounds", "1", "--json"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)["sampling"]
+    assert told["rounds"] == 20 and told["smallest"] <= told["ratio"] <= told["largest"] and told["bar"] == 0.1
+    serving = part("serving")
+    found = serving.judged("streams", [(20.0, 10.0), (21.0, 10.0), (90.0, 10.0)])
+    assert (found["ratio"], found["smallest"], found["largest"], found["met"]) == (2.1, 2.0, 9.0, True)
+    assert serving.judged("turns", [(9.0, 1.0)])["met"] is False
+    assert serving.judged("sampling", [(0.2, 1.0)])["met"] is False
+    assert serving.told("streams", found).endswith("ratio  2.100 (2.000 to 9.000, 3 rounds), at least 2: met")
+
+
+def test_a_bar_that_is_not_there_is_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "serving.py"), "--only", "dance"], capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "There is no part 'dance'; there are sampling, streams, turns." in done.stderr
