@@ -74,8 +74,11 @@ export const api = {
     json<Lineage>(`api/lineage?${query({ model, point, prompt })}`),
   uniforms: (seed: number, count: number) =>
     json<{ uniforms: number[] }>(`api/uniforms?${query({ seed, count })}`).then((a) => a.uniforms),
-  run: (body: { model: string; prompt?: string; ids?: number[]; edits?: Edit[] }) =>
+  /** `after` is the run that the page showed before: what the two share is not computed again. */
+  run: (body: { model: string; prompt?: string; ids?: number[]; edits?: Edit[]; after?: string }) =>
     json<Manifest>("api/run", post(body)),
+  /** Nobody looks at this run any more, nor at those before it. */
+  leave: (run: string) => void fetch(`api/runs/${run}`, { method: "DELETE", keepalive: true }).catch(() => undefined),
   goOn: (body: { model: string; ids: number[]; edits?: Edit[]; steps: number; temperature?: number }) =>
     json<Continuation>("api/continue", post(body)),
   cell: (run: string, point: string, at: number[], signal?: AbortSignal) =>
@@ -100,8 +103,8 @@ export const api = {
   },
 
   /** What a token gives (first half) and gets (second half) in a head's pattern. */
-  async row(run: string, layer: number, head: number, position: number): Promise<Float32Array> {
-    const answer = await ask(`api/runs/${run}/row?${query({ layer, head, position })}`);
+  async row(run: string, layer: number, head: number, position: number, signal?: AbortSignal): Promise<Float32Array> {
+    const answer = await ask(`api/runs/${run}/row?${query({ layer, head, position })}`, { signal });
     return new Float32Array(await answer.arrayBuffer());
   },
 };

@@ -19,6 +19,30 @@ function loosely(text: string, piece: string, at: number): boolean {
   return bare !== "" && text.slice(at, at + bare.length).toLowerCase() === bare.toLowerCase();
 }
 
+const BYTE = /<0x([0-9A-F]{2})>/;
+const LONGEST = 16; // tokens that spell characters together, as scripts that the tokenizer hardly knows need
+
+/**
+ * The text that a token spells together with those after it, where its piece ends inside a character: its bytes are
+ * written as `<0xE2>`. Null where no character comes of them.
+ */
+function spelledTogether(tokens: Token[], first: number): { text: string; last: number } | null {
+  if (!BYTE.test(tokens[first].piece)) return null;
+  const bytes: number[] = [];
+  for (let last = first; last < Math.min(tokens.length, first + LONGEST); last++) {
+    for (const [index, part] of spelled(tokens[last].piece).split(BYTE).entries()) {
+      if (index % 2 === 1) bytes.push(parseInt(part, 16));
+      else bytes.push(...new TextEncoder().encode(part));
+    }
+    try {
+      return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(Uint8Array.from(bytes)), last };
+    } catch {
+      // A character is still incomplete.
+    }
+  }
+  return null;
+}
+
 /**
  * The text cut at its tokens. The text may already be newer than the tokens: where they no longer agree the rest has
  * none. A gap of spaces before a token (word tokenizers drop them) belongs to no token, and bytes that only spell a
@@ -29,6 +53,13 @@ export function aligned(text: string, tokens: Token[]): Part[] {
   let at = 0;
   for (let i = 0; i < tokens.length && at < text.length; i++) {
     const piece = spelled(tokens[i].piece);
+    const joint = text.startsWith(piece, at) ? null : spelledTogether(tokens, i);
+    if (joint && text.startsWith(joint.text, at)) {
+      parts.push({ text: joint.text, token: i });
+      at += joint.text.length;
+      i = joint.last;
+      continue;
+    }
     if (/^<0x[0-9A-F]{2}>$/.test(piece) || piece.includes("\ufffd")) {
       let end = i;
       while (end + 1 < tokens.length && /^<0x[0-9A-F]{2}>$/.test(tokens[end + 1].piece)) end++;

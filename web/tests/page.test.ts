@@ -95,6 +95,8 @@ describe("tokens in the text", () => {
     ["<BOS> dragon  drinks", ["<BOS>", "dragon", "drinks"]],
     ["a\n\tb", ["a", "\\n", "\\t", "b"]],
     ["hi 🙂!", ["hi", " ", "<0xF0>", "<0x9F>", "<0x99>", "<0x82>", "!"]],
+    ["hi ─► 🙂", ["hi", " <0xE2><0x94>", "<0x80>", "<0xE2>", "<0x96>", "<0xBA>", " <0xF0><0x9F>", "<0x99><0x82>"]],
+    ["a <0xE2> b", ["a", " <", "0xE2", "> b"]],
     ["Hello", ["<s>", " Hello"]],
     ["The Embeddings sat", ["[CLS]", "the", "em", "##bed", "##dings", "sat", "[SEP]"]],
   ])("spells %j from %j", (text, pieces) => {

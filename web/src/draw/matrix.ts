@@ -9,8 +9,6 @@ export interface Codes {
   kind: Kind;
 }
 
-let scratch: HTMLCanvasElement | null = null;
-
 /** The pixels of a matrix, one a cell, in packed colours; hidden cells stay transparent. */
 export function pixels(matrix: Codes, colours: Palette): Uint32Array {
   const table = tableOf(matrix.kind, colours);
@@ -30,17 +28,39 @@ export function drawMatrix(
   colours: Palette,
 ): void {
   if (matrix.rows === 0 || matrix.columns === 0) return;
-  if (matrix.codes.includes(0)) hatch(context, x, y, w, h, colours);
-  scratch ??= document.createElement("canvas");
-  scratch.width = matrix.columns;
-  scratch.height = matrix.rows;
-  const inner = scratch.getContext("2d")!;
-  const image = new ImageData(matrix.columns, matrix.rows);
-  new Uint32Array(image.data.buffer).set(pixels(matrix, colours));
-  inner.putImageData(image, 0, 0);
+  const drawn = picture(matrix, colours);
+  if (drawn.hides) hatch(context, x, y, w, h, colours);
   context.imageSmoothingEnabled = matrix.columns > w * devicePixelRatio || matrix.rows > h * devicePixelRatio;
   context.imageSmoothingQuality = "high";
-  context.drawImage(scratch, x, y, w, h);
+  context.drawImage(drawn.canvas, x, y, w, h);
+}
+
+interface Picture {
+  canvas: HTMLCanvasElement;
+  hides: boolean;
+}
+
+// By the bytes that came from the server: they never change, and go when no pass shows them any more.
+const pictures = new WeakMap<ArrayBufferLike, Map<string, Picture>>();
+
+/** A matrix as an image, made once: what is pointed at changes far more often than the numbers. */
+function picture(matrix: Codes, colours: Palette): Picture {
+  const { codes, rows, columns, kind } = matrix;
+  const key = `${codes.byteOffset}:${rows}:${columns}:${kind}:${colours.dark}`;
+  let ofBytes = pictures.get(codes.buffer);
+  if (!ofBytes) pictures.set(codes.buffer, (ofBytes = new Map()));
+  let found = ofBytes.get(key);
+  if (!found) {
+    const canvas = document.createElement("canvas");
+    canvas.width = columns;
+    canvas.height = rows;
+    const image = new ImageData(columns, rows);
+    new Uint32Array(image.data.buffer).set(pixels(matrix, colours));
+    canvas.getContext("2d")!.putImageData(image, 0, 0);
+    found = { canvas, hides: codes.includes(0) };
+    ofBytes.set(key, found);
+  }
+  return found;
 }
 
 const hatches = new Map<string, CanvasPattern>();

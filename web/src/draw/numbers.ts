@@ -44,14 +44,25 @@ export function paintNumbers(
   c.restore();
 }
 
+const coded = new WeakMap<Tensor, Uint8Array>();
+
+/** The codes of a part that came as numbers, worked out once. */
+function codesOf(part: Tensor): Uint8Array {
+  let codes = coded.get(part);
+  if (!codes) {
+    codes = Uint8Array.from(part.f32!, (value) => codeOf(value, part.kind, part.scale));
+    coded.set(part, codes);
+  }
+  return codes;
+}
+
 function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, played: number | null, colours: Palette): void {
   const [, r, k] = part.shape;
   const [, ofRows, ofColumns] = part.of;
   const [, startRow, startColumn] = part.start;
   const { cellWidth, cellHeight, rows, columns } = frame;
   const values = part.f32!;
-  const codes = new Uint8Array(r * k);
-  for (let i = 0; i < codes.length; i++) codes[i] = codeOf(values[i], part.kind, part.scale);
+  const codes = codesOf(part);
   const x = xOf(frame, startColumn);
   const y = yOf(frame, startRow);
   const w = ofColumns * cellWidth;

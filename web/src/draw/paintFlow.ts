@@ -24,6 +24,8 @@ export interface Marks {
   scars: Map<string, number[]>;
 }
 
+const MOST_STRANDS = 160;
+
 export function addressOf(point: string, layer: number): string {
   return ["embed.out", "final.norm", "logits", "tokens"].includes(point) ? point : `layers.${layer}.${point}`;
 }
@@ -101,13 +103,19 @@ function paintStrands(c: CanvasRenderingContext2D, flow: Flow, shown: Shown, mar
   const layer = Math.min(marks.layer, shown.card.sizes.N - 1);
   let largest = 0;
   for (const norm of shown.norms) if (norm > largest) largest = norm;
+  // Of a long text several tokens share a strand: no more are drawn than can be told apart.
+  const each = Math.max(1, Math.ceil(tokens / MOST_STRANDS));
+  const lane = flow.lane * each;
   for (const strand of flow.strands) {
     const lengths = at[strand.at](layer);
-    for (let t = 0; t < tokens; t++) {
-      const thick = thickness(lengths[t], largest, flow.lane);
-      const y = flow.laneTop + (t + 0.5) * flow.lane;
-      c.fillStyle = t === marks.token ? colours.selected : colours.stream;
-      c.globalAlpha = t === marks.token ? 1 : 0.55;
+    for (let t = 0; t < tokens; t += each) {
+      const chosen = marks.token !== null && marks.token >= t && marks.token < t + each;
+      let longest = 0;
+      for (let i = t; i < Math.min(tokens, t + each); i++) if (lengths[i] > longest) longest = lengths[i];
+      const thick = thickness(longest, largest, lane);
+      const y = flow.laneTop + t * flow.lane + lane / 2;
+      c.fillStyle = chosen ? colours.selected : colours.stream;
+      c.globalAlpha = chosen ? 1 : 0.55;
       c.fillRect(strand.from, y - thick / 2, strand.to - strand.from, thick);
     }
   }

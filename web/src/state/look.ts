@@ -52,7 +52,13 @@ async function lastLogits(run: string, card: ModelCard, tokens: number): Promise
 }
 
 /** Every point of a layer and the ends of the stream, pooled to what the flow has room for. */
-export async function flowOf(run: string, card: ModelCard, layer: number, chosen: number): Promise<Map<string, Tensor>> {
+export async function flowOf(
+  run: string,
+  card: ModelCard,
+  layer: number,
+  chosen: number,
+  signal?: AbortSignal,
+): Promise<Map<string, Tensor>> {
   const kind = layerKind(card, layer);
   const head = Math.min(chosen, kind.sizes.H - 1);
   const outside = ["embed.out", "final.norm"].filter((name) => pointCard(card, name));
@@ -71,7 +77,7 @@ export async function flowOf(run: string, card: ModelCard, layer: number, chosen
       most_columns: square ? FLOW_ROWS : FLOW_COLUMNS,
     });
   }
-  const found = await api.tensors(run, slices as Parameters<typeof api.tensors>[1]);
+  const found = await api.tensors(run, slices as Parameters<typeof api.tensors>[1], signal);
   return new Map(found.map((tensor) => [tensor.point, tensor]));
 }
 

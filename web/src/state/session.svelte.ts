@@ -73,6 +73,9 @@ class Session {
     return { id: draw(d, uniform), uniform };
   });
 
+  /** The unedited run that was shown last, which the next one goes on from. */
+  #plain: { run: string; model: string } | null = null;
+  #loading = new AbortController();
   #again = false;
   #serial = 0;
   #cards = new Cards();
@@ -95,6 +98,10 @@ class Session {
     } catch (error) {
       this.fail(error);
     }
+    addEventListener("pagehide", () => this.#leave());
+    addEventListener("pageshow", (event) => {
+      if (event.persisted) void this.run(); // back from where the browser kept it: its runs have been let go of
+    });
     addEventListener("hashchange", () => {
       if (location.hash.slice(1) === toHash(this.place)) return;
       this.remember("link");
@@ -248,14 +255,23 @@ class Session {
     }
     const serial = ++this.#serial;
     const prompt = this.ids === null ? { prompt: this.text } : { ids: this.ids };
+    if (this.#plain && this.#plain.model !== card.name) this.#leave();
+    const after = this.#plain ? { after: this.#plain.run } : {};
+    const plain = async (): Promise<Shown> => {
+      const manifest = await api.run({ model: card.name, ...prompt, ...after });
+      this.#plain = { run: manifest.run, model: card.name };
+      return look(manifest, card, this.layer, this.head);
+    };
     try {
-      const edited = this.edits.length > 0;
-      const manifest = await api.run({ model: card.name, ...prompt, ...(edited ? { edits: this.edits } : {}) });
-      const shown = await look(manifest, card, this.layer, this.head);
+      let shown: Shown;
       let ghost: Shown | null = null;
-      if (edited) ghost = await look(await api.run({ model: card.name, ...prompt }), card, this.layer, this.head);
+      if (this.edits.length > 0) {
+        const manifest = await api.run({ model: card.name, ...prompt, edits: this.edits });
+        shown = await look(manifest, card, this.layer, this.head);
+        ghost = await plain();
+      } else shown = await plain();
       if (serial !== this.#serial) return;
-      this.#settle(card, manifest.tokens.length);
+      this.#settle(card, shown.manifest.tokens.length);
       this.shown = shown;
       this.ghost = ghost;
       this.problem = null;
@@ -265,6 +281,11 @@ class Session {
     } catch (error) {
       if (serial === this.#serial) this.fail(error);
     }
+  }
+
+  #leave(): void {
+    if (this.#plain) api.leave(this.#plain.run);
+    this.#plain = null;
   }
 
   /** Keep the place inside what the pass has. */
@@ -289,14 +310,16 @@ class Session {
     if (!shown) return;
     const layer = this.layer;
     const head = this.head;
+    this.#loading.abort(); // who turns on before a layer has come does not wait for it
+    const { signal } = (this.#loading = new AbortController());
     try {
-      const flow = await flowOf(shown.manifest.run, shown.card, layer, head);
-      const before = this.ghost && (await flowOf(this.ghost.manifest.run, shown.card, layer, head));
+      const flow = await flowOf(shown.manifest.run, shown.card, layer, head, signal);
+      const before = this.ghost && (await flowOf(this.ghost.manifest.run, shown.card, layer, head, signal));
       if (this.shown?.manifest.run !== shown.manifest.run || this.layer !== layer || this.head !== head) return;
       this.shown = { ...this.shown, layer, flow };
       if (this.ghost && before) this.ghost = { ...this.ghost, layer, flow: before };
     } catch (error) {
-      this.fail(error);
+      if (!signal.aborted) this.fail(error);
     }
   }
 
