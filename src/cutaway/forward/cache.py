@@ -85,10 +85,10 @@ class KVCache:
     def fork(self) -> "KVCache":
         """Another cache that holds the same rows, to go on from them in another way: copied, not computed."""
         other = KVCache(self._spec, self._engine)
-        other.ids = list(self.ids)
         for stored, copied in zip(self._held.arrays, other.make_room(self.length).arrays, strict=True):
             for mine, its in zip(stored, copied, strict=True):
                 its[:, : self.length] = mine[:, : self.length]
+        other.ids = list(self.ids)  # once there are rows for them
         return other
 
     def due(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
