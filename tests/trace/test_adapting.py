@@ -127,6 +127,17 @@ def test_a_sweep_gives_each_prompt_what_a_trace_of_it_gives_bit_for_bit(folder: 
         assert swept.edits[0].changed == alone.edits[0].changed == 72 * len(ids)
 
 
+def test_a_sweep_into_files_knows_itself_by_the_adapter(folder: Path, tmp_path: Path) -> None:
+    model, prompts = adaptable(), [ids_of(length, length) for length in (5, 12)]
+    swept = model.sweep(prompts, ["layers.1.resid_post"], to=tmp_path / "swept", edits=[Adapter(folder)])
+    again = model.sweep(prompts, ["layers.1.resid_post"], to=tmp_path / "swept", edits=[Adapter(folder)])
+    expected = model.trace(prompts[1], ["layers.1.resid_post"], edits=[Adapter(folder)])["layers.1.resid_post"]
+    for found in (swept, again):
+        np.testing.assert_array_equal(found[1]["layers.1.resid_post"], expected)
+    with pytest.raises(CutawayError):
+        model.sweep(prompts, ["layers.1.resid_post"], to=tmp_path / "swept", edits=[Adapter(folder, 0.5)])
+
+
 def test_of_the_fused_layers_only_the_adapted_ones_go_by_stages(tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "one", of_llama((1,)), layers_to_transform=[1])
     model = adaptable(engine="cpu", dtype="float32")

@@ -101,3 +101,16 @@ def test_what_cannot_be_merged_is_refused(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(merging, "free_memory", lambda: 100)
     with pytest.raises(CutawayError, match="Merging makes 8,448 bytes of matrices, and 100 are free"):
         model.merged(folder)
+
+
+def test_base_and_merged_take_turns_on_one_engine_each_with_its_own_weights(folder: Path) -> None:
+    model = adaptable(engine="cpu", dtype="float32")
+    merged = model.merged(folder)
+    ids = IDS[:7]  # few rows: layers are fused
+    assert merged.trace(ids, []).fused_layers == model.trace(ids, []).fused_layers == {0, 1}
+    expected = adaptable(engine="cpu", dtype="float32").merged(folder).trace(ids, []).last_logits
+    plain = adaptable(engine="cpu", dtype="float32").trace(ids, []).last_logits
+    assert np.abs(expected - plain).max() > 0.01
+    for _ in range(3):
+        np.testing.assert_array_equal(model.trace(ids, []).last_logits, plain)
+        np.testing.assert_array_equal(merged.trace(ids, []).last_logits, expected)
