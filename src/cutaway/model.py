@@ -16,6 +16,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.pooling import Pooling
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
 from cutaway.generate.choice import parted
+from cutaway.generate.edited import edits_of, with_edits
 from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
 from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
@@ -241,18 +242,22 @@ class Model:
         seed: int | Sequence[int] | None = None,
         stop: Sequence[str] = (),
         at_once: int = 8,
+        edits: Edits | Sequence[Edits | None] = (),
         **settings: Unpack[Settings],
     ) -> list[Generation]:
         """Continue several prompts in shared passes, `at_once` at a time; each gets what it would get alone.
 
-        `seed` is one for each prompt, or a number, and then prompt i has seed + i. The other settings are those of
-        `stream` and hold for all. Raises CutawayError as `stream` does, naming the prompt.
+        `seed` is one for each prompt, or a number, and then prompt i has seed + i. `edits` act in each response, at its
+        own positions; a list of lists has one list for each prompt. `edits` of a response tells what they did there.
+        The other settings are those of `stream` and hold for all. Raises CutawayError as `stream` does, naming the
+        prompt.
         """
         requests = []
+        changed = edits_of(edits, len(prompts), self._edits)
         for index, own in enumerate(seeds_of(seed, len(prompts))):
             try:
                 basic = Basic(max_tokens, temperature, top_k, top_p, min_p, own, stop)
-                requests.append(self.request(prompts[index], basic, settings))
+                requests.append(self.request(prompts[index], basic, settings, changed[index]))
             except CutawayError as error:
                 raise CutawayError(f"Prompt {index}: {error}") from None
         return all_finished(self.batch(at_once), requests)
@@ -283,11 +288,14 @@ class Model:
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         return self._continue(prompt, basic, settings, points, self._edits(edits))[1]
 
-    def request(self, prompt: PromptLike, basic: Basic, settings: Settings | None = None) -> Request:
+    def request(
+        self, prompt: PromptLike, basic: Basic, settings: Settings | None = None, edits: Edits = ()
+    ) -> Request:
         """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
-        ids = self.prompt(prompt).ids
+        ids, told = self.prompt(prompt).ids, settings or {}
         refuse_encoder(self.spec)
-        return make_request(self.spec, self._tokenizer, ids, settings or {}, basic)
+        made = make_request(self.spec, self._tokenizer, ids, told, basic)
+        return with_edits(made, told, self._edits(edits), self._machine)
 
     def batch(self, at_once: int = 8, waiting: int | None = None, retained: int = 0, *, shown: bool = False) -> Batch:
         """An empty running batch of this model, for requests that come and go (`generate.batch.Batch`)."""

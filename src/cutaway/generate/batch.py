@@ -91,8 +91,11 @@ class Batch:
         """Queue a request. Its steps go to `deliver` (called in the batch's thread), or wait in the ticket.
 
         `cache` is one that an earlier call left: what it shares with the prompt is not run again, and it is the
-        caller's to use again afterwards. Raises QueueFull where too many wait, CutawayError where it is closed.
+        caller's to use again afterwards. Raises QueueFull where too many wait, CutawayError where it is closed, and for
+        edits that can never act; with edits there can be no `cache`, whose rows are others.
         """
+        if cache is not None and request.edits:
+            raise CutawayError("A response with edits begins with a cache of its own; leave this one out.")
         return self._submitted([(Ticket(request, deliver, self._leave), cache)])[0]
 
     def submit_all(self, requests: Sequence[tuple[Request, Callable[[Event], None] | None]]) -> list[Ticket]:
@@ -103,6 +106,8 @@ class Batch:
         return self._submitted([(Ticket(request, deliver, self._leave), None) for request, deliver in requests])
 
     def _submitted(self, entries: Sequence[tuple[Ticket, KVCache | None]]) -> list[Ticket]:
+        for ticket, _ in entries:
+            ticket.edited = self._passes.edited(ticket.request)
         with self._changed:
             if self._closed:
                 raise CutawayError("This batch is closed; it takes no more requests.")
@@ -150,8 +155,8 @@ class Batch:
             for lane in lanes:
                 warn_beyond_context(self._passes.spec, *lane.growth, 2)
                 lane.unsettle()
-            work = [Work(lane.cache, lane.running, self._rows(lane)) for lane in lanes]
-            logits = self._passes.run(work, shown=self._shown and self.passes == 0 and self._read is None)
+            work = [Work(lane.cache, lane.running, self._rows(lane), lane.ticket.edited) for lane in lanes]
+            found = self._passes.run(work, shown=self._shown and self.passes == 0 and self._read is None)
         except BaseException as error:
             for lane in lanes:
                 self._fail(lane, error)
@@ -160,8 +165,11 @@ class Batch:
             return True
         self.passes += 1
         seconds = time.perf_counter() - started
-        for lane, rows in zip(lanes, logits, strict=True):
-            self._advance(lane, rows, seconds)
+        for lane, result in zip(lanes, found, strict=True):
+            if isinstance(result, Exception):
+                self._fail(lane, result)
+            else:
+                self._advance(lane, result, seconds)
         return True
 
     def steps(self, ticket: Ticket) -> Iterator[Step]:
@@ -258,7 +266,8 @@ class Batch:
 
     def _kept_for(self, request: Request) -> KVCache:
         """The kept cache that shares most with a prompt, or a new one."""
-        shared = [shared_prefix(cache.ids, request.ids) for cache in self._kept if not request.score_prompt]
+        kept = () if request.score_prompt or request.edits else self._kept  # their rows are those of runs without edits
+        shared = [shared_prefix(cache.ids, request.ids) for cache in kept]
         if not shared or max(shared) < WORTH_REUSING:
             return self._passes.cache()
         best = self._kept[int(np.argmax(shared))]
@@ -303,7 +312,8 @@ class Batch:
         try:
             for step in lane.accept(logits, seconds):
                 if not lane.ticket.done:
-                    lane.ticket.send(step)
+                    edited = lane.ticket.edited
+                    lane.ticket.send(step if edited is None else edited.told(step, logits[-1], lane.cache.ids))
         except Exception as error:
             self._fail(lane, error)
         if lane.ticket.done:
@@ -319,7 +329,7 @@ class Batch:
         with self._changed:
             if lane in self._lanes:
                 self._lanes.remove(lane)
-                if keep and self._retained:
+                if keep and self._retained and lane.ticket.edited is None:
                     self._kept.append(lane.cache)
 
     # In any thread

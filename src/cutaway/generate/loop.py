@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cutaway.errors import CutawayError
 from cutaway.generate.batch import Batch
 from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.choice import values_of
@@ -13,6 +14,7 @@ from cutaway.generate.response import Finish, Request, Response, Step
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
+from cutaway.trace.edited import EditReport, summed
 from cutaway.trace.trace import shortened
 
 
@@ -21,7 +23,8 @@ class Generation:
     """A finished response. Times in seconds: the pass over the prompt, and all later passes together.
 
     `steps` are there where traces, records or alternatives were asked for. `cache` tells what the KV cache held, step
-    by step, and the work with and without it: `out.cache.show()`; None where nothing was said.
+    by step, and the work with and without it: `out.cache.show()`; None where nothing was said. `edits` tells what each
+    edit did in all passes together, and how far it moved the logits of the last token.
     """
 
     prompt_ids: list[int]
@@ -34,6 +37,7 @@ class Generation:
     steps: list[Step] = field(default_factory=list)
     passes: int = 0
     cache: CacheUse | None = None
+    edits: tuple[EditReport, ...] = ()
 
     def __repr__(self) -> str:
         ended = f"{len(self.tokens)} token{'s' if len(self.tokens) != 1 else ''}, finish {self.finish!r}"
@@ -62,9 +66,13 @@ def loop(
     """
     response = Response(request, tokenizer)
     pending = list(request.ids)
+    done: tuple[EditReport, ...] = ()
     while response.finish is None:
         logits, trace = advance(pending)
         step = response.take(logits, trace, cache=None if trace is None else _found(trace, room()))
+        if trace is not None and trace.edits:
+            done = summed(done, trace.edits)
+            step = step if step.finish is None else replace(step, edits=done)
         if trace is not None and step.record is not None and request.points:
             trace.add(values_of(step.record, request.points))
             step = step if request.recording is not None else replace(step, record=None)
@@ -110,6 +118,7 @@ class Collected:
             steps=steps if keep_steps else [],
             passes=sum(not step.guessed for step in steps),
             cache=cache_of(request, steps, kind),
+            edits=steps[-1].edits if steps else (),
         )
 
 
@@ -136,7 +145,10 @@ def all_finished(batch: Batch, requests: Sequence[Request]) -> list[Generation]:
         batch.submit(request, one.add)
     while batch.step():
         pass
-    return [
-        one.generation(request, batch.kind, request.keeps_steps)
-        for request, one in zip(requests, collected, strict=True)
-    ]
+    made = []
+    for index, (request, one) in enumerate(zip(requests, collected, strict=True)):
+        try:
+            made.append(one.generation(request, batch.kind, request.keeps_steps))
+        except CutawayError as error:
+            raise CutawayError(f"Prompt {index}: {error}") from None
+    return made

@@ -16,6 +16,8 @@ from cutaway.generate.stopping import StopStrings
 from cutaway.points import Point
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
+from cutaway.trace.edit_kinds import Edit
+from cutaway.trace.edited import EditReport
 
 Finish = Literal["length", "stop token", "stop string", "context", "callback", "cancelled"]
 
@@ -41,7 +43,8 @@ class Step:
     in the model's own distribution, `alternatives` the likeliest ids there with theirs, where some were asked
     for. `finish` says why the loop ended, in its last step. A `forced` token was given, not drawn; a `guessed`
     one cost no pass of its own: its logits came with an earlier pass that a guess was added to. `cache` tells
-    which rows of keys and values its pass found, and which it added. `prompt` stands in the first step, where the
+    which rows of keys and values its pass found, and which it added. `edits` stand in the last step: what each did in
+    all of the response. `prompt` stands in the first step, where the
     prompt was to be scored.
     """
 
@@ -56,6 +59,7 @@ class Step:
     forced: bool = False
     guessed: bool = False
     cache: CacheStep | None = None
+    edits: tuple[EditReport, ...] = ()
     prompt: tuple[ScoredToken, ...] = ()
 
 
@@ -83,7 +87,8 @@ class Request:
     stage. `force` puts tokens at steps (counted from 0) in place of what is drawn there. `until` is called with
     the text so far after every step, and ends the response when it returns something true. `guess`: so many
     tokens are guessed at a time from what stands in the text already (see `speculation`); 0 guesses none. Without
-    `cached` no keys and values are kept from one pass to the next: each runs the whole text anew. `points` of the
+    `cached` no keys and values are kept from one pass to the next: each runs the whole text anew. `edits` act in every
+    pass, at the positions of this text. `points` of the
     choice are kept in the trace of each step, where there is one. With `score_prompt` the first step tells how likely
     each token of the prompt was, with as many `alternatives`.
     """
@@ -99,6 +104,7 @@ class Request:
     guess: int = 0
     cached: bool = True
     points: tuple[Point, ...] = ()
+    edits: tuple[Edit, ...] = ()
     score_prompt: bool = False
 
     def __post_init__(self) -> None:
@@ -107,11 +113,15 @@ class Request:
                 raise CutawayError(f"{name} is {value!r}; it must be a whole number, 0 or more.")
         if self.until is not None and not callable(self.until):
             raise CutawayError(f"until is {self.until!r}; it must be a function that is given the text so far.")
+        if self.edits and (self.guess or not self.cached or self.score_prompt):
+            raise CutawayError("A response with edits guesses nothing, has its own cache, and scores no prompt.")
         if self.guess and not self.cached:
             raise CutawayError("A guess runs along with a pass over one token, which needs a cache; leave out guess.")
 
     def reads_like(self, other: "Request") -> bool:
-        """Whether a pass over its prompt leaves what one over the other's does."""
+        """Whether a pass over its prompt leaves what one over the other's does, so that one pass does for both."""
+        if self.edits or other.edits:  # they count what they did, each in its own passes
+            return False
         scored = [(one.score_prompt, one.alternatives * one.score_prompt) for one in (self, other)]
         return self.cached and other.cached and scored[0] == scored[1] and self.ids == other.ids
 

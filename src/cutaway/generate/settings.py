@@ -189,12 +189,12 @@ def refuse_encoder(spec: ModelSpec) -> None:
 
 
 def refuse_shortcuts(request: Request, settings: Settings) -> None:
-    """Raise CutawayError for what a watched response cannot have: each of its passes runs one token, from the first."""
+    """Raise CutawayError for what cannot be beside edits or a trace of each step."""
     if request.score_prompt:
         raise CutawayError(
             "Steps that are traced tell the prompt's logits: ask for points=['logits'], not score_prompt."
         )
     if request.guess or settings.get("cache") is not None:
         raise CutawayError(
-            "Steps that are traced run one token at a time from an empty cache; leave out guess and cache."
+            "Steps that are traced or edited run one token at a time from an empty cache; leave out guess and cache."
         )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 
+from cutaway.generate.edited import EditedSequence
 from cutaway.generate.response import Finish, Request, Step
 
 Event = Step | BaseException | None  # a step; what went wrong; None where it was cancelled
@@ -18,6 +19,7 @@ class Ticket:
         self.request = request
         self.finish: Finish | None = None
         self.reused = 0
+        self.edited: EditedSequence | None = None  # what its edits do, where it has any
         self._left = left
         self._events: SimpleQueue[Event] = SimpleQueue()
         self._deliver = deliver or self._events.put

@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -60,6 +60,19 @@ class EditReport:
         places = list(self.fired)
         where = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
         return f"{self.edit}: fired at {where or 'nothing yet'}; {self.changed:,} of {self.elements:,} elements changed"
+
+
+def summed(earlier: Sequence[EditReport], later: Sequence[EditReport]) -> tuple[EditReport, ...]:
+    """The same edits in earlier passes and in a later one, together; `moved` is that of the later one."""
+    if not earlier:
+        return tuple(later)
+    made = []
+    for before, after in zip(earlier, later, strict=True):
+        fired = {
+            point: before.fired.get(point, 0) + after.fired.get(point, 0) for point in {**before.fired, **after.fired}
+        }
+        made.append(replace(after, fired=fired, changed=before.changed + after.changed))
+    return tuple(made)
 
 
 class Edited:

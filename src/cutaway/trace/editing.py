@@ -85,15 +85,15 @@ class Editing:
         """The tap of one pass: values go through the edits and then to `inner`, which sees what they became."""
         return EditedPass(self, engine, layout, inner, logit_rows)
 
-    def logit_rows(self, layout: Layout, *, all_rows: bool) -> list[int] | None:
+    def logit_rows(self, layout: Layout, *, all_rows: bool, last: bool = True) -> list[int] | None:
         """The rows whose logits a pass works out: those that an edit touches, and the last; None where no edit does.
 
-        With `all_rows` somebody wants to read them all.
+        With `all_rows` somebody wants to read them all; without `last` the last one is of no use by itself.
         """
         acting = self.acting.get(Point("logits"), [])
         if not acting:
             return None
-        rows = set(layout.last_rows)
+        rows = set(layout.last_rows if last else ())
         for _, edit in acting:
             if all_rows or (isinstance(edit, PointEdit) and edit.whole_text):
                 return list(range(layout.rows))

@@ -191,10 +191,10 @@ class Apart:
     def __init__(self, engine: Engine, layout: Layout, taps: Sequence[Tap], logits: Sequence[int]) -> None:
         self._engine, self._segments, self._taps, self._logits = engine, layout.segments, taps, logits
         self._before: tuple[Any, int, list[Any]] | None = None
-        self.shown, self.altered = taps[0].shown, taps[0].altered
+        self.shown, self.altered = _together(taps)
 
     def __call__(self, name: str, value: Array) -> Array:
-        return self.handed(self._taps, name, value)
+        return self.handed(self._taps, self.shown | self.altered, name, value)
 
     def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
         return self._taps[segment].rows(name, value, 0, start)
@@ -202,9 +202,9 @@ class Apart:
     def at(self, layer: int) -> "_ApartLayer":
         return _ApartLayer(self, [tap.at(layer) for tap in self._taps])
 
-    def handed(self, taps: Sequence[Tap], name: str, value: Array) -> Array:
-        """`value`, or what the sequences' taps made of its parts."""
-        if name not in taps[0].shown and name not in taps[0].altered:
+    def handed(self, taps: Sequence[Tap], of_use: frozenset[str], name: str, value: Array) -> Array:
+        """`value`, or what the sequences' taps made of its parts; only those `of_use` are of use to any."""
+        if name not in of_use:
             return value
         axis, parts = self._parts(name, value)
         after = [tap(name, part) for tap, part in zip(taps, parts, strict=True)]
@@ -242,16 +242,22 @@ class _ApartLayer:
 
     def __init__(self, apart: Apart, taps: Sequence[Tap]) -> None:
         self._apart, self._taps = apart, taps
-        self.shown, self.altered = taps[0].shown, taps[0].altered
+        self.shown, self.altered = _together(taps)
 
     def __call__(self, name: str, value: Array) -> Array:
-        return self._apart.handed(self._taps, name, value)
+        return self._apart.handed(self._taps, self.shown | self.altered, name, value)
 
     def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
         return self._taps[segment].rows(name, value, 0, start)
 
     def at(self, layer: int) -> "_ApartLayer":
         return self._apart.at(layer)
+
+
+def _together(taps: Sequence[Tap]) -> tuple[frozenset[str], frozenset[str]]:
+    """What any of some taps wants to see, and what any may alter."""
+    shown, altered = ({frozenset(getattr(tap, what)) for tap in taps} for what in ("shown", "altered"))
+    return frozenset().union(*shown), frozenset().union(*altered)
 
 
 def _copied(part: Any) -> Any:
