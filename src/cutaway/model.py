@@ -288,9 +288,7 @@ class Model:
         basic = Basic(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
         return self._continue(prompt, basic, settings, points, self._edits(edits))[1]
 
-    def request(
-        self, prompt: PromptLike, basic: Basic, settings: Settings | None = None, edits: Edits = ()
-    ) -> Request:
+    def request(self, prompt: PromptLike, basic: Basic, settings: Settings | None = None, edits: Edits = ()) -> Request:
         """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
         ids, told = self.prompt(prompt).ids, settings or {}
         refuse_encoder(self.spec)
