@@ -24,7 +24,7 @@ Finish = Literal["length", "stop token", "stop string", "context", "callback", "
 
 @dataclass(frozen=True)
 class ScoredToken:
-    """A token of the prompt: its natural-log probability given those before it, and the likeliest ids there with theirs.
+    """A token of the prompt: its natural-log probability after those before it, and the likeliest ids there.
 
     The first follows nothing: its `logprob` is None.
     """
