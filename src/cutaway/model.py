@@ -17,7 +17,15 @@ from cutaway.forward.pooling import Pooling
 from cutaway.generate import Batch, Generation, Passes, Request, Step, all_finished, finished, loop
 from cutaway.generate.choice import parted
 from cutaway.generate.edited import edits_of, with_edits
-from cutaway.generate.settings import Basic, Settings, make_request, refuse_encoder, refuse_shortcuts, seeds_of
+from cutaway.generate.settings import (
+    Basic,
+    Settings,
+    make_request,
+    refuse_encoder,
+    refuse_one_cache,
+    refuse_shortcuts,
+    seeds_of,
+)
 from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
@@ -253,6 +261,7 @@ class Model:
         prompt.
         """
         requests = []
+        refuse_one_cache(settings)
         changed = edits_of(edits, len(prompts), self._edits)
         for index, own in enumerate(seeds_of(seed, len(prompts))):
             try:

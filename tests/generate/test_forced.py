@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from cutaway import CutawayError
@@ -61,6 +62,11 @@ def test_a_step_past_the_last_position_is_refused_and_the_last_is_not(toy):
     with pytest.raises(CutawayError, match="force names step 3, but after a prompt of 126 tokens the 128 positions"):
         toy.generate(long, 9, force={3: 4})
     assert toy.generate(long, 9, seed=0, force={2: 4}).tokens[2:] == [4]
+
+
+def test_numbers_of_numpy_force_plain_ones(toy):
+    tokens = toy.generate(PROMPT, 2, force={np.int64(1): np.int64(3)}).tokens
+    assert tokens[1] == 3 and type(tokens[1]) is int
 
 
 @pytest.mark.parametrize("watched", [{}, {"points": ["sample.token"]}, {"cache": False}])

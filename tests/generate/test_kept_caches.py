@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cached_models import DYNAMIC, ENGINES, LATENT, SPECS, WINDOWED, model_of, passes_of, with_attention
 
-from cutaway import CutawayError
+from cutaway import CutawayError, load
 from cutaway.engines.layout import CHUNK
 from cutaway.generate import Basic
 from cutaway.spec.work import total_flops
@@ -196,3 +196,40 @@ def test_what_is_no_cache_is_refused(toy, cache):
 def test_a_guess_without_a_cache_is_refused(toy):
     with pytest.raises(CutawayError, match="needs a cache; leave out guess"):
         toy.generate(PROMPT, cache=False, guess=3)
+
+
+# A cache in the wrong hands
+
+
+def test_a_cache_of_another_model_is_refused_before_anything_runs(toy):
+    other = random_model(LLAMA)
+    with pytest.raises(CutawayError, match="The cache was made for small-llama, not for toy"):
+        toy.stream(PROMPT, 3, cache=passes_of(other).cache())
+    with pytest.raises(CutawayError, match="made on the cpu engine in float32, the model runs on the numpy engine"):
+        toy.stream(PROMPT, 3, cache=passes_of(model_of_toy("cpu")).cache())
+    same_shape = random_model(LLAMA, seed=1)
+    cache = passes_of(other).cache()
+    other.generate([1, 2, 3], 2, seed=0, cache=cache)
+    with pytest.raises(CutawayError, match="of another small-llama, loaded by itself, whose weights may differ"):
+        same_shape.stream([1, 2, 3, 4], 2, cache=cache)
+
+
+def model_of_toy(engine: str):
+    return load("toy", engine=engine)
+
+
+def test_of_two_responses_that_take_one_cache_the_later_has_it(toy):
+    cache = passes_of(toy).cache()
+    first = toy.stream(PROMPT, 6, seed=1, cache=cache)
+    begun = [next(first).token, next(first).token]
+    second = toy.generate("<BOS> troll", 4, seed=2, cache=cache)
+    assert second.tokens == toy.generate("<BOS> troll", 4, seed=2).tokens
+    with pytest.raises(CutawayError, match="Another response took this cache over"):
+        next(first)
+    assert begun == toy.generate(PROMPT, 6, seed=1).tokens[:2]
+    assert toy.generate(PROMPT, 4, seed=3, cache=cache).tokens == toy.generate(PROMPT, 4, seed=3).tokens
+
+
+def test_many_responses_cannot_take_one_cache(toy):
+    with pytest.raises(CutawayError, match="One cache cannot serve several responses"):
+        toy.generate_many([PROMPT] * 2, 3, cache=passes_of(toy).cache())

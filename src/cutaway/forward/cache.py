@@ -1,7 +1,9 @@
 """The keys and values that a pass leaves behind, so that the next token need not work them out again (chapter 15.3)."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -63,6 +65,8 @@ class KVCache:
         self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
         self._held = Room([_empty(engine, shapes, 0) for shapes in self._shapes], 0)
         self.ids: list[int] = []
+        self._model: weakref.ref[Any] | None = None  # whose passes filled it
+        self._user: object = None
 
     def __repr__(self) -> str:
         return f"<KVCache of {self._spec.name}: {self.length:,} tokens, {self.nbytes:,} of {self.reserved:,} bytes>"
@@ -81,6 +85,33 @@ class KVCache:
     def layers(self) -> tuple[HeldLayer, ...]:
         """What each layer holds."""
         return held_layers(self._spec, self.length, self.room, self._engine.dtype.itemsize)
+
+    def refuse_foreign(self, model: object, spec: ModelSpec, engine: Engine) -> None:
+        """Raise CutawayError where this cache cannot hold what a model computes, or holds what another has computed.
+
+        `model` is whatever is one and the same in all passes of one model.
+        """
+        if self._spec is not spec and self._spec != spec:
+            raise CutawayError(f"The cache was made for {self._spec.name}, not for {spec.name}; make one for it.")
+        if (self._engine.name, self._engine.dtype) != (engine.name, engine.dtype):
+            raise CutawayError(
+                f"The cache was made on the {self._engine.name} engine in {self._engine.dtype.name}, the model runs on "
+                f"the {engine.name} engine in {engine.dtype.name}; make one for it."
+            )
+        if self.length and self._model is not None and self._model() is not model:
+            raise CutawayError(
+                f"The cache holds keys and values of another {spec.name}, loaded by itself, whose weights may differ; "
+                "make a new one."
+            )
+
+    def claim(self, model: object, user: object) -> None:
+        """From now on the passes of `user` fill it, and nobody else's."""
+        self._model, self._user = weakref.ref(model), user
+
+    def refuse_others(self, user: object) -> None:
+        """Raise CutawayError where somebody else has taken it over meanwhile: the rows are no longer those of `user`."""
+        if self._user is not user:
+            raise CutawayError("Another response took this cache over; one that goes on needs a cache of its own.")
 
     def fork(self) -> "KVCache":
         """Another cache that holds the same rows, to go on from them in another way: copied, not computed."""

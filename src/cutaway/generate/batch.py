@@ -96,6 +96,8 @@ class Batch:
         """
         if cache is not None and request.edits:
             raise CutawayError("A response with edits begins with a cache of its own; leave this one out.")
+        if cache is not None:
+            self._passes.refuse_foreign(cache)
         return self._submitted([(Ticket(request, deliver, self._leave), cache)])[0]
 
     def submit_all(self, requests: Sequence[tuple[Request, Callable[[Event], None] | None]]) -> list[Ticket]:
@@ -147,9 +149,10 @@ class Batch:
             self._advance(lane, rows, None)
         with self._changed:
             self._left_rows = self._prompt_rows
-            lanes = [lane for lane in self._lanes if self._give_out(lane)]
+            given = [lane for lane in self._lanes if self._give_out(lane)]
+        lanes = [lane for lane in given if self._holds(lane)]
         if not lanes:
-            return bool(begun)
+            return bool(begun or given)
         started = time.perf_counter()
         try:
             for lane in lanes:
@@ -244,6 +247,7 @@ class Batch:
         ticket.reused = cache.length if whole else reuse(cache, ticket.request.ids) if cache.length else 0
         lane = Lane(ticket, Response(ticket.request, self._tokenizer), cache, self._guesses(ticket))
         lane.scored += scored or ()
+        self._passes.claim(cache, lane)
         self._lanes.append(lane)
         return lane
 
@@ -286,6 +290,15 @@ class Batch:
             return False
         self._left_rows = max(0, self._left_rows - count)
         lane.running = lane.pending[:count]
+        return True
+
+    def _holds(self, lane: Lane) -> bool:
+        """Whether the lane's cache is still its own; where it is not, it fails alone."""
+        try:
+            lane.cache.refuse_others(lane)
+        except CutawayError as error:
+            self._fail(lane, error)
+            return False
         return True
 
     def _rows(self, lane: Lane) -> int:

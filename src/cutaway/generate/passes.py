@@ -58,6 +58,14 @@ class Passes:
         """A new, empty cache. Raises CutawayError for a model that cannot have one."""
         return KVCache(self.spec, self._engine)
 
+    def refuse_foreign(self, cache: KVCache) -> None:
+        """Raise CutawayError for a cache that another model filled, or that was made for one."""
+        cache.refuse_foreign(self._parameters, self.spec, self._engine)
+
+    def claim(self, cache: KVCache, user: object) -> None:
+        """From now on this model fills the cache, for `user` alone."""
+        cache.claim(self._parameters, user)
+
     def edited(self, request: Request) -> EditedSequence | None:
         """The edits of a request, for the passes over its sequence; None where it has none."""
         return EditedSequence(request.edits, self._machine, len(request.ids), self._kinds) if request.edits else None

@@ -141,10 +141,10 @@ def _forced(force: Mapping[int, int | str], spec: ModelSpec, tokenizer: Tokenize
             tokens = [told]
         if not tokens:
             raise CutawayError(f"There is nothing to force at step {step}: {told!r} has no token.")
-        for place, token in enumerate(tokens, start=step):
+        for place, token in enumerate(tokens, start=int(step)):
             if not is_whole(token) or not 0 <= token < spec.vocab_size:
                 raise CutawayError(f"Token {token!r} cannot be forced: {spec.name} has ids 0 to {spec.vocab_size - 1}.")
-            if forced.setdefault(place, token) != token:
+            if forced.setdefault(place, int(token)) != token:
                 raise CutawayError(f"Two tokens are forced at step {place}: {forced[place]} and {token}.")
     return forced
 
@@ -185,6 +185,14 @@ def refuse_encoder(spec: ModelSpec) -> None:
         raise CutawayError(
             f"{spec.name} is an encoder: it reads a text in both directions and cannot continue one. "
             "Trace it, or take a vector for each text with `embed`."
+        )
+
+
+def refuse_one_cache(settings: Settings) -> None:
+    """Raise CutawayError where several responses are to share one cache, which each would take from the others."""
+    if settings.get("cache"):
+        raise CutawayError(
+            "One cache cannot serve several responses; leave it out: what they share is read once anyway."
         )
 
 
