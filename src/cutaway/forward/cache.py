@@ -109,7 +109,7 @@ class KVCache:
         self._model, self._user = weakref.ref(model), user
 
     def refuse_others(self, user: object) -> None:
-        """Raise CutawayError where somebody else has taken it over meanwhile: the rows are no longer those of `user`."""
+        """Raise CutawayError where somebody else took it over meanwhile: its rows are no longer those of `user`."""
         if self._user is not user:
             raise CutawayError("Another response took this cache over; one that goes on needs a cache of its own.")
 
