@@ -22,7 +22,9 @@ def test_another_host_is_refused(client, host):
     refused(client.get("/api/models", headers={"host": host}), 403, "host")
 
 
-@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://testserver:1", "http://testserver.evil"])
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://testserver:1", "http://[::1", "http://testserver.evil"]
+)
 def test_a_page_of_another_origin_is_refused(client, origin):
     asked = {"model": "toy", "prompt": "<BOS>"}
     refused(client.post("/api/run", json=asked, headers={"origin": origin}), 403, "may not use")

@@ -22,7 +22,12 @@ def trace(toy):
 def tensors(client: TestClient, run: str, *slices: dict) -> list[tuple[dict, np.ndarray]]:
     answer = client.post(f"/api/runs/{run}/tensors", json={"slices": list(slices)})
     assert answer.status_code == 200, answer.text
-    data, found = answer.content, []
+    return unframed(answer.content)
+
+
+def unframed(data: bytes) -> list[tuple[dict, np.ndarray]]:
+    """The tensors of an answer, each with its header."""
+    found = []
     while data:
         length = int.from_bytes(data[:4], "little")
         header = json.loads(data[4 : 4 + length])
@@ -215,6 +220,21 @@ def test_a_run_that_follows_another_gives_what_it_gives_alone(client, run):
     assert {k: v for k, v in after.items() if k not in varying} == {k: v for k, v in alone.items() if k not in varying}
     gone = client.post("/api/run", json=longer | {"after": "not-held-any-more"})
     assert gone.json()["next"] == alone["next"]
+
+
+def test_a_run_may_bring_all_that_is_drawn_first(client, run, trace):
+    asked = {"model": "toy", "prompt": PROMPT, "slices": [{"point": "layers.1.attn.q", "format": "f32"}]}
+    data = client.post("/api/run", json=asked).content
+    length = int.from_bytes(data[:4], "little")
+    manifest = json.loads(data[4 : 4 + length])
+    assert manifest["tokens"] == run["tokens"] and manifest["next"] == run["next"]
+    (norms, lengths), (logits, last), (_, q) = unframed(data[4 + length :])
+    assert norms["point"] == "norms" and logits["point"] == "logits" and logits["start"] == [0, 2, 0]
+    assert client.get(f"/api/runs/{manifest['run']}/norms").content == lengths.tobytes()
+    np.testing.assert_allclose(last[0, 0], trace.last_logits, rtol=1e-6)
+    np.testing.assert_allclose(q, trace["layers.1.attn.q"], rtol=1e-6)
+    for slices in ([], [{"point": "layers.9.attn.q"}], "x"):
+        assert client.post("/api/run", json=asked | {"slices": slices}).status_code == 400
 
 
 def test_the_same_prompt_again_is_the_same_run(client, run):

@@ -36,6 +36,16 @@ export interface SliceRequest {
   format?: "u8" | "f32";
 }
 
+export interface RunRequest {
+  model: string;
+  prompt?: string;
+  ids?: number[];
+  edits?: Edit[];
+  /** The run that the page showed before: what the two share is not computed again. */
+  after?: string;
+  slices: SliceRequest[];
+}
+
 export type Edit = Record<string, unknown>;
 
 async function ask(path: string, init?: RequestInit): Promise<Response> {
@@ -70,13 +80,17 @@ const query = (values: Record<string, string | number>) =>
 export const api = {
   models: () => json<{ models: ModelEntry[]; default: string }>("api/models"),
   card: (model: string) => json<ModelCard>(`api/card?${query({ model })}`),
+  /** The prompt is for the line of Python alone; an address has no room for a long one. */
   lineage: (model: string, point: string, prompt: string) =>
-    json<Lineage>(`api/lineage?${query({ model, point, prompt })}`),
+    json<Lineage>(`api/lineage?${query({ model, point, prompt: prompt.slice(0, 2000) })}`),
   uniforms: (seed: number, count: number) =>
     json<{ uniforms: number[] }>(`api/uniforms?${query({ seed, count })}`).then((a) => a.uniforms),
-  /** `after` is the run that the page showed before: what the two share is not computed again. */
-  run: (body: { model: string; prompt?: string; ids?: number[]; edits?: Edit[]; after?: string }) =>
-    json<Manifest>("api/run", post(body)),
+  /** A run, and in the same answer what is drawn first of it: its lengths, its last logits, and these slices. */
+  async run(body: RunRequest): Promise<{ manifest: Manifest; tensors: Tensor[] }> {
+    const buffer = await (await ask("api/run", post(body))).arrayBuffer();
+    const [manifest, start] = headerAt<Manifest>(buffer, 0);
+    return { manifest, tensors: decode(buffer, start) };
+  },
   /** Nobody looks at this run any more, nor at those before it. */
   leave: (run: string) => void fetch(`api/runs/${run}`, { method: "DELETE", keepalive: true }).catch(() => undefined),
   goOn: (body: { model: string; ids: number[]; edits?: Edit[]; steps: number; temperature?: number }) =>
@@ -98,10 +112,6 @@ export const api = {
     return { header, bytes: new Uint8Array(buffer, start) };
   },
 
-  async norms(run: string): Promise<Float32Array> {
-    return new Float32Array(await (await ask(`api/runs/${run}/norms`)).arrayBuffer());
-  },
-
   /** What a token gives (first half) and gets (second half) in a head's pattern. */
   async row(run: string, layer: number, head: number, position: number, signal?: AbortSignal): Promise<Float32Array> {
     const answer = await ask(`api/runs/${run}/row?${query({ layer, head, position })}`, { signal });
@@ -116,9 +126,9 @@ function headerAt<T>(buffer: ArrayBuffer, at: number): [T, number] {
 }
 
 /** The tensors of one answer, one after another; their numbers are views of the answer's bytes. */
-export function decode(buffer: ArrayBuffer): Tensor[] {
+export function decode(buffer: ArrayBuffer, from = 0): Tensor[] {
   const found: Tensor[] = [];
-  let at = 0;
+  let at = from;
   while (at < buffer.byteLength) {
     const [header, start] = headerAt<TensorHeader>(buffer, at);
     const size = header.shape.reduce((a, b) => a * b, 1);

@@ -63,7 +63,7 @@ class Guard:
         if _name(host) not in self._hosts:
             return 403, f"This server does not answer to the host {host[:80]!r}; open it by the address it printed."
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _place(origin) != host.lower():
             return 403, f"A page of {origin[:80]!r} may not use this server."
         if scope["method"] not in ("POST",):
             return None
@@ -75,6 +75,14 @@ class Guard:
         if len(length) > 12 or int(length) > MOST_BODY:
             return 413, f"The request is longer than {MOST_BODY:,} bytes; shorten the prompt."
         return None
+
+
+def _place(origin: str) -> str:
+    """The host and port of an Origin; "" for what is none."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:  # as of a bracket that is not closed
+        return ""
 
 
 def _name(host: str) -> str:

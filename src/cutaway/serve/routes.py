@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -26,6 +26,7 @@ from cutaway.serve.protocol import Continuation
 from cutaway.serve.requests import (
     MOST_SLICES,
     MOST_STEPS,
+    Slice,
     TooLong,
     fields,
     point_of,
@@ -35,7 +36,7 @@ from cutaway.serve.requests import (
     whole,
 )
 from cutaway.serve.runs import Run, Runs
-from cutaway.serve.tensors import head_row, tensor_bytes
+from cutaway.serve.tensors import first_bytes, head_row, tensor_bytes
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -100,7 +101,7 @@ class Page:
         return _json({"seed": seed, "uniforms": np.random.default_rng(seed).random(count).tolist()})
 
     async def run(self, request: Request) -> Response:
-        body = fields(await _body(request), ("model", "prompt", "ids", "edits", "after"))
+        body = fields(await _body(request), ("model", "prompt", "ids", "edits", "after", "slices"))
         model = await self._models.get(body.get("model"))
         prompt = prompt_of(body)
         edits = edits_of(body.get("edits", []))
@@ -116,7 +117,12 @@ class Page:
             run = await self._owned(request, lambda: Run(model, asked, edits, former))
         self._runs.add(run)
         seconds = time.perf_counter() - begun
-        return _json(asdict(cards.manifest(run, body["model"], seconds)))
+        if "slices" not in body:
+            return _json(asdict(cards.manifest(run, body["model"], seconds)))
+        slices = _slices(body, run)
+        look = await self._look(request, run, [one.point for one in slices])
+        told = cards.manifest
+        return await self._read(request, lambda: first_bytes(run, look, told(run, body["model"], seconds), slices))
 
     async def go_on(self, request: Request) -> Response:
         """A continuation of some ids, token by token, as `generate` would give it."""
@@ -143,11 +149,7 @@ class Page:
 
     async def tensors(self, request: Request) -> Response:
         run = self._run(request)
-        body = fields(await _body(request), ("slices",))
-        asked = body.get("slices")
-        if not isinstance(asked, list) or not 1 <= len(asked) <= MOST_SLICES:
-            raise CutawayError(f"slices must be a list of 1 to {MOST_SLICES} parts of tensors.")
-        slices = [slice_of(one, run) for one in asked]
+        slices = _slices(fields(await _body(request), ("slices",)), run)
         look = await self._look(request, run, [one.point for one in slices])
         return await self._read(request, lambda: b"".join(tensor_bytes(look, one) for one in slices))
 
@@ -253,6 +255,8 @@ def _answering(endpoint: Endpoint) -> Endpoint:
             return _refusal(error, "missing", 404)
         except CutawayError as error:
             return _refusal(error, "refused", 400)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except MemoryError:
             return _refusal(CutawayError("Memory ran out; a shorter prompt needs less."), "too long", 413)
 
@@ -275,6 +279,13 @@ async def _body(request: Request) -> object:
         return json.loads(await request.body())
     except (ValueError, RecursionError):
         raise CutawayError("The request's body is not JSON.") from None
+
+
+def _slices(body: dict[str, Any], run: Run) -> list[Slice]:
+    asked = body.get("slices")
+    if not isinstance(asked, list) or not 1 <= len(asked) <= MOST_SLICES:
+        raise CutawayError(f"slices must be a list of 1 to {MOST_SLICES} parts of tensors.")
+    return [slice_of(one, run) for one in asked]
 
 
 def _number(request: Request, name: str, low: int, high: int) -> int:

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from cutaway.serve.protocol import MIDDLE, STEPS, WEIGHT_STEPS, AtlasHeader, Format, Kind, TensorHeader
+from cutaway.serve.protocol import MIDDLE, STEPS, WEIGHT_STEPS, AtlasHeader, Format, Kind, Manifest, TensorHeader
 
 _ROUNDS = 6
 _TRIMMED_AT = 3.0  # standard deviations: what lies further out takes the last colour and is marked
@@ -92,9 +92,9 @@ def envelope(
     return framed(header, numbers)
 
 
-def framed(header: TensorHeader | AtlasHeader, numbers: np.ndarray) -> bytes:
+def framed(header: TensorHeader | AtlasHeader | Manifest, numbers: np.ndarray | None = None) -> bytes:
     """Header and numbers, both padded to multiples of 8."""
     told = json.dumps(asdict(header), separators=(",", ":"), allow_nan=False).encode()
     told += b" " * (-(len(told) + 4) % 8)
-    body = np.ascontiguousarray(numbers).tobytes()
+    body = b"" if numbers is None else np.ascontiguousarray(numbers).tobytes()
     return len(told).to_bytes(4, "little") + told + body + b"\0" * (-len(body) % 8)

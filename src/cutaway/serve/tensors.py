@@ -1,13 +1,17 @@
 """Slices of a run's tensors as bytes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point
 from cutaway.serve.cards import kind_of
 from cutaway.serve.look import Look
+from cutaway.serve.protocol import Manifest, TensorHeader
 from cutaway.serve.requests import MOST_CELLS, Slice, shape3
-from cutaway.serve.slices import envelope
+from cutaway.serve.runs import Run
+from cutaway.serve.slices import envelope, framed
 
 
 def tensor_bytes(run: Look, asked: Slice) -> bytes:
@@ -23,6 +27,17 @@ def tensor_bytes(run: Look, asked: Slice) -> bytes:
     if asked.point.name in ("attn.masked", "attn.pattern") and asked.point.layer is not None:
         hidden = run.hidden(asked.point.layer)[slice(*asked.rows), slice(*asked.columns)]
     return envelope(str(asked.point), values, kind, asked.format, start, asked.most_rows, asked.most_columns, hidden)
+
+
+def first_bytes(run: Run, look: Look, manifest: Manifest, slices: Sequence[Slice]) -> bytes:
+    """All that is drawn first of a run: its manifest, the lengths of its rows, the last logits, and some slices."""
+    lengths = run.norms()[None]
+    header = TensorHeader("norms", list(lengths.shape), list(lengths.shape), [0, 0, 0], "f32", "signed", 1.0, 0.0, 0)
+    parts = [framed(manifest), framed(header, lengths)]
+    if run.trace.has_logits:
+        last = run.trace.last_logits[None, None]
+        parts.append(envelope("logits", last, "signed", "f32", (0, run.length - 1, 0), 1, last.shape[2]))
+    return b"".join([*parts, *(tensor_bytes(look, one) for one in slices)])
 
 
 def head_row(run: Look, layer: int, head: int, position: int) -> np.ndarray:

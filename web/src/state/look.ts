@@ -1,5 +1,5 @@
 /** Fetching what the views draw of a pass, in as few answers as can be. */
-import { api, type Tensor } from "../api";
+import { api, type RunRequest, type SliceRequest, type Tensor } from "../api";
 import type { Manifest, ModelCard } from "../protocol";
 import { ranked } from "../sampling";
 import { type Atlas, emptyAtlas, receive } from "../draw/atlas";
@@ -18,37 +18,22 @@ export interface Shown {
 
 const FLOW_COLUMNS = 96;
 const FLOW_ROWS = 128;
-const WIDEST = 65_536; // columns of one slice
 const ATLAS_AT_ONCE = 128; // tokens up to which all layers of the atlas come in one answer
 
-/** A pass as it is first drawn: one layer, all norms, the last row of logits. */
-export async function look(manifest: Manifest, card: ModelCard, at: number, head: number): Promise<Shown> {
+/** A pass as it is first drawn, in one answer: one layer, all norms, the last row of logits. */
+export async function look(
+  asked: Omit<RunRequest, "slices" | "model">,
+  card: ModelCard,
+  at: number,
+  head: number,
+): Promise<Shown> {
   const layer = Math.min(at, card.sizes.N - 1);
-  const [flow, norms, logits] = await Promise.all([
-    flowOf(manifest.run, card, layer, head),
-    api.norms(manifest.run),
-    card.generates ? lastLogits(manifest.run, card, manifest.tokens.length) : null,
-  ]);
-  const order = logits ? ranked(logits) : new Int32Array(0);
-  return { manifest, card, logits, order, norms, layer, flow };
-}
-
-async function lastLogits(run: string, card: ModelCard, tokens: number): Promise<Float32Array> {
-  const starts = Array.from({ length: Math.ceil(card.sizes.V / WIDEST) }, (_, i) => i * WIDEST);
-  const parts = await api.tensors(
-    run,
-    starts.map((start) => ({
-      point: "logits",
-      rows: [tokens - 1, tokens],
-      columns: [start, Math.min(start + WIDEST, card.sizes.V)],
-      format: "f32",
-      most_columns: WIDEST,
-    })),
-  );
-  if (parts.length === 1) return parts[0].f32!;
-  const out = new Float32Array(card.sizes.V);
-  parts.forEach((part, i) => out.set(part.f32!, starts[i]));
-  return out;
+  const { manifest, tensors } = await api.run({ model: card.name, ...asked, slices: slicesOf(card, layer, head) });
+  const norms = tensors[0].f32!;
+  const logits = card.generates ? tensors[1].f32! : null;
+  const flow = new Map(tensors.slice(1).map((tensor) => [tensor.point, tensor]));
+  flow.delete("logits");
+  return { manifest, card, logits, order: logits ? ranked(logits) : new Int32Array(0), norms, layer, flow };
 }
 
 /** Every point of a layer and the ends of the stream, pooled to what the flow has room for. */
@@ -56,13 +41,18 @@ export async function flowOf(
   run: string,
   card: ModelCard,
   layer: number,
-  chosen: number,
+  head: number,
   signal?: AbortSignal,
 ): Promise<Map<string, Tensor>> {
+  const found = await api.tensors(run, slicesOf(card, layer, head), signal);
+  return new Map(found.map((tensor) => [tensor.point, tensor]));
+}
+
+function slicesOf(card: ModelCard, layer: number, chosen: number): SliceRequest[] {
   const kind = layerKind(card, layer);
   const head = Math.min(chosen, kind.sizes.H - 1);
   const outside = ["embed.out", "final.norm"].filter((name) => pointCard(card, name));
-  const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as object);
+  const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as SliceRequest);
   for (const point of kind.points) {
     if (["attn.head_out", "moe.expert_out"].includes(point.name)) continue;
     if (["moe.chosen", "moe.gates"].includes(point.name)) {
@@ -77,8 +67,7 @@ export async function flowOf(
       most_columns: square ? FLOW_ROWS : FLOW_COLUMNS,
     });
   }
-  const found = await api.tensors(run, slices as Parameters<typeof api.tensors>[1], signal);
-  return new Map(found.map((tensor) => [tensor.point, tensor]));
+  return slices;
 }
 
 /** All heads of a pass, whole; of a long one the layers that have come so far, time and again. */

@@ -258,16 +258,15 @@ class Session {
     if (this.#plain && this.#plain.model !== card.name) this.#leave();
     const after = this.#plain ? { after: this.#plain.run } : {};
     const plain = async (): Promise<Shown> => {
-      const manifest = await api.run({ model: card.name, ...prompt, ...after });
-      this.#plain = { run: manifest.run, model: card.name };
-      return look(manifest, card, this.layer, this.head);
+      const found = await look({ ...prompt, ...after }, card, this.layer, this.head);
+      this.#plain = { run: found.manifest.run, model: card.name };
+      return found;
     };
     try {
       let shown: Shown;
       let ghost: Shown | null = null;
       if (this.edits.length > 0) {
-        const manifest = await api.run({ model: card.name, ...prompt, edits: this.edits });
-        shown = await look(manifest, card, this.layer, this.head);
+        shown = await look({ ...prompt, edits: this.edits }, card, this.layer, this.head);
         ghost = await plain();
       } else shown = await plain();
       if (serial !== this.#serial) return;
