@@ -31,6 +31,15 @@ def test_the_first_message_may_stand_on_the_command_line(cutaway):
     assert history[1] == f"assistant: {answer}"
 
 
+def test_the_cache_shows_that_the_next_turn_runs_only_what_is_new(cutaway):
+    ended = cutaway("chat", *MODEL, stdin=b"Hi\nAnd?\n/cache\n")
+    first = next(line for line in ended.out.splitlines() if line.startswith("    0 "))
+    reused, run = map(int, first.split()[1:3])
+    assert reused > run > 1
+    assert f"({reused} more were read before)" in ended.err and f"; {run} prompt tokens read" in ended.err
+    assert "Nothing is kept yet" in cutaway("chat", *MODEL, stdin=b"/cache\n").err
+
+
 def test_ids_are_shown_by_role_with_the_words_apart_from_the_template(cutaway):
     ended = cutaway("chat", *MODEL, "--show-ids", stdin=b"Hi\n")
     lines = ended.out.splitlines()

@@ -1,15 +1,18 @@
 """What an earlier call has read need not be read again, and how much of it there is can be seen."""
 
 from dataclasses import replace
+from io import StringIO
 
 import numpy as np
 import pytest
 from cached_models import DYNAMIC, ENGINES, LATENT, SPECS, WINDOWED, model_of, passes_of, with_attention
+from rich.console import Console
 
 from cutaway import CutawayError, load
 from cutaway.engines.layout import CHUNK
 from cutaway.generate import Basic
 from cutaway.spec.work import total_flops
+from cutaway.trace.page import Page
 from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model
 
 PROMPT = "<BOS> dragon drinks"
@@ -233,3 +236,13 @@ def test_of_two_responses_that_take_one_cache_the_later_has_it(toy):
 def test_many_responses_cannot_take_one_cache(toy):
     with pytest.raises(CutawayError, match="One cache cannot serve several responses"):
         toy.generate_many([PROMPT] * 2, 3, cache=passes_of(toy).cache())
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_on_a_terminal_of_any_width_no_line_of_the_drawing_is_cut(toy, columns):
+    console = Console(width=columns, force_terminal=True, color_system=None, file=StringIO())
+    toy.generate(PROMPT, 9, seed=1).cache.show(Page.on(console))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    assert sum("×" in line or "●" in line for line in lines) >= 5
+    assert not any("…" in line for line in lines)

@@ -28,7 +28,7 @@ def draw_cache(use: CacheUse, page: Page | None = None, *, title: str = "") -> N
         else "Nothing was kept: each step ran the whole text anew. Beside it stands what a cache would have saved.",
     )
     for held in layer_lines(use):
-        page.line(held)
+        page.wrapped(held)
     left_out = f" {MOST_STEPS} of {len(use.steps):,} steps are shown." if len(use.steps) > MOST_STEPS else ""
     page.heading(
         "Step by step",
@@ -37,7 +37,7 @@ def draw_cache(use: CacheUse, page: Page | None = None, *, title: str = "") -> N
     _draw_steps(use, page)
     page.heading("All work so far, step by step", "× without a cache, ● with it.")
     without, with_ = list(accumulate(use.flops_without)), list(accumulate(use.flops_with))
-    for line in curves(without, with_):
+    for line in curves(without, with_, min(PLOT[0], page.width - 14)):
         page.line(line)
     page.line()
     page.note(summary(use))
@@ -107,9 +107,9 @@ def chosen(count: int, most: int) -> list[int]:
     return sorted({0, 1, *(round(1 + place * (count - 2) / (most - 2)) for place in range(most - 1))})
 
 
-def curves(upper: Sequence[int], lower: Sequence[int]) -> list[Text]:
+def curves(upper: Sequence[int], lower: Sequence[int], columns: int = PLOT[0]) -> list[Text]:
     """Two growing sums over the same steps, × and ● in one frame; where both fall on one cell it shows ●."""
-    columns, rows = PLOT
+    rows = PLOT[1]
     most = max(upper[-1], lower[-1], 1)
     cells = [[" "] * columns for _ in range(rows)]
     for sums, mark in ((upper, "×"), (lower, "●")):

@@ -175,7 +175,7 @@ class CompletionAnswer(Answer):
         """The token and the likeliest there; None for the first of a prompt, which nothing predicted."""
         if one.logprob is None:
             return None
-        return {self._named(token): _finite(value) for token, value in ((one.token, one.logprob), *one.alternatives)}
+        return {self._named(token): _finite(value) for token, value in (*one.alternatives, (one.token, one.logprob))}
 
     def _named(self, token: int) -> str:
         """A token's text; its bytes, written out, where they are no whole characters."""
