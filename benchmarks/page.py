@@ -16,6 +16,7 @@ import os
 import shutil
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -167,6 +168,7 @@ class Bench:
 
     def long(self) -> Iterator[Bar]:
         with self.page(MODEL, "The capital of France is") as page:
+            tasks = Tasks(page)
             _paste(page)
             nodes = []
             for doing, work in DOING.items():
@@ -181,6 +183,37 @@ class Bench:
                     f"2,000 tokens, longest frame while {doing}", "ms", 200, [max(g for d, g in gaps if d == doing)]
                 )
             yield bar("2,000 tokens, elements in the page", "", None, nodes)
+            tasks.stop()
+            yield bar("2,000 tokens, processor time of the ten longest tasks", "ms", 200, tasks.longest(10))
+
+
+class Tasks:
+    """The tasks of the page's thread and the processor time of each: what other programs take of it counts for none."""
+
+    def __init__(self, page: Page) -> None:
+        self._page, self._events, self._complete = page, list[dict](), False
+        self._session = page.context.new_cdp_session(page)
+        self._session.on("Tracing.dataCollected", lambda part: self._events.extend(part["value"]))
+        self._session.on("Tracing.tracingComplete", lambda _: setattr(self, "_complete", True))
+        what = {"includedCategories": ["devtools.timeline", "disabled-by-default-devtools.timeline"]}
+        self._session.send("Tracing.start", {"transferMode": "ReportEvents", "traceConfig": what})
+
+    def stop(self) -> None:
+        self._session.send("Tracing.end")
+        while not self._complete:
+            self._page.wait_for_timeout(50)
+
+    def longest(self, count: int) -> list[float]:
+        """Milliseconds of the longest tasks of the thread that runs the page's scripts."""
+        threads = Counter((event["pid"], event["tid"]) for event in self._events if event["name"] == "RunTask")
+        scripts = Counter((event["pid"], event["tid"]) for event in self._events if event["name"] == "FunctionCall")
+        thread = (scripts or threads).most_common(1)[0][0]
+        took = (
+            event.get("tdur", event.get("dur", 0)) / 1000
+            for event in self._events
+            if event["name"] == "RunTask" and (event["pid"], event["tid"]) == thread
+        )
+        return sorted(took, reverse=True)[:count]
 
 
 def settled(page: Page) -> None:
