@@ -209,6 +209,14 @@ def test_past_a_number_of_waiting_passes_more_are_refused():
     anyio.run(crowd)
 
 
+@pytest.mark.parametrize("value", ["a" * 5000, [0.5], True, {}, 10**400])
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "min_p", "seed"])
+def test_a_setting_that_is_no_number_is_refused_in_a_short_sentence(client, name, value):
+    answer = client.post("/api/continue", json={"model": "toy", "ids": [0], "steps": 1, name: value})
+    refused(answer, 400, name)
+    assert len(answer.text) < 200
+
+
 @pytest.mark.parametrize("after", [3, ["x"], "x" * 41, {}])
 def test_a_former_run_that_is_no_id_is_refused(client, after):
     refused(client.post("/api/run", json={"model": "toy", "prompt": "<BOS>", "after": after}), 400, "id of a run")

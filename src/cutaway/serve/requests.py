@@ -116,6 +116,16 @@ def shape3(point: Point, run: Run | Look) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
+def number_or_none(body: dict[str, Any], name: str) -> float | None:
+    """A field that is a number or null. Raises CutawayError for anything else; its bounds are the sampler's."""
+    value = body[name]
+    if value is not None and type(value) not in (int, float):
+        raise CutawayError(f"{name} is {str(value)[:40]!r}; it must be a number.")
+    if type(value) is int and abs(value) >= 2**63:
+        raise CutawayError(f"{name} is too large a number.")
+    return value
+
+
 def whole(value: object, name: str, low: int = 0, high: int = 2**31) -> int:
     """A whole number of the request. Raises CutawayError for anything else."""
     if type(value) is not int or not low <= value <= high:

@@ -29,6 +29,7 @@ from cutaway.serve.requests import (
     Slice,
     TooLong,
     fields,
+    number_or_none,
     point_of,
     prompt_of,
     run_named,
@@ -133,7 +134,7 @@ class Page:
             raise TooLong(f"The prompt has {len(ids):,} tokens; this page takes {self._longest:,}. Shorten it.")
         steps = whole(body.get("steps", 16), "steps", 1, MOST_STEPS)
         edits = edits_of(body.get("edits", []))
-        settings: dict[str, Any] = {name: body[name] for name in (*_SAMPLING, "seed") if name in body}
+        settings: dict[str, Any] = {name: number_or_none(body, name) for name in (*_SAMPLING, "seed") if name in body}
         if edits:
             settings["edits"] = edits
 
