@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cutaway.engines.cpu.processor import ENTRY, name_and_features
+import numpy as np
+
+from cutaway.engines.cpu.processor import ENTRY, HALVES, name_and_features
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
@@ -26,8 +28,20 @@ def machine_code(source: str, *constants: str) -> int:
 
     "products.few_rows" is a function of `code/products.py`; with `constants` it is one that makes the kernel from them.
     """
+    _provide_halves()
     name = " ".join((source, *constants))
     return load(_kept(name) or _compile(name, source, constants))
+
+
+@cache
+def _provide_halves() -> np.ndarray:
+    """A table for kernels: to look a scale up takes no arithmetic, to convert it takes a tenth of a block's."""
+    import llvmlite.binding as llvm
+
+    with np.errstate(invalid="ignore"):
+        table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    llvm.add_symbol(HALVES, table.ctypes.data)
+    return table
 
 
 def _compile(name: str, source: str, constants: tuple[str, ...]) -> bytes:

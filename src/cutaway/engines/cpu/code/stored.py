@@ -9,10 +9,11 @@ Rounding: scale times number is exact in float32 (11 + 6 + 5 bits at most) where
 it, so that fusing the two changes no bit.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llvmlite import ir
+from numba.core import cgutils
 
 from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu.code.vectors import (
@@ -27,9 +28,11 @@ from cutaway.engines.cpu.code.vectors import (
     load,
     splat,
 )
-from cutaway.engines.cpu.processor import LANES
+from cutaway.engines.cpu.processor import HALVES, LANES, has
 
-_SINGLE = ir.FloatType()
+_SINGLE, _WORD = ir.FloatType(), ir.IntType(64)
+# Sixteen numbers fit one register: a block's sixteen values are worked out once, and looked up by one instruction.
+_LOOKS_UP = has("avx512f")
 
 
 class Stored:
@@ -46,14 +49,11 @@ class Stored:
         return load(self._builder, self._builder.gep(self._address, [ir.IntType(64)(offset)]), kind)
 
     def half(self, offset: int) -> Any:
-        """One float16, as float32."""
-        return half_to_single(self._builder, self._builder.zext(self._load(offset, I16), I32))
-
-    def two_halves(self, offset: int) -> tuple[Any, Any]:
-        """Two float16 side by side, as float32: one conversion for a block's scale and offset."""
-        pair = self._load(offset, ir.VectorType(I16, 2))
-        both = half_to_single(self._builder, self._builder.zext(pair, ir.VectorType(I32, 2)))
-        return tuple(self._builder.extract_element(both, I32(i)) for i in range(2))
+        """One float16, as float32: looked up, since the arithmetic units are what a product waits for."""
+        module, kind = self._builder.module, ir.ArrayType(_SINGLE, 1 << 16)
+        table = module.globals.get(HALVES) or cgutils.add_global_variable(module, kind, HALVES)
+        bits = self._builder.zext(self._load(offset, I16), _WORD)
+        return self._builder.load(self._builder.gep(table, [_WORD(0), bits]))
 
     def single(self, offset: int) -> Any:
         """One float32."""
@@ -68,14 +68,6 @@ class Stored:
         upper = self._builder.zext(self._load(offset, I16), I32)
         return self._builder.bitcast(self._builder.shl(upper, I32(16)), _SINGLE)
 
-    def byte(self, offset: int) -> Any:
-        """One unsigned byte, as int32."""
-        return self._builder.zext(self._load(offset, I8), I32)
-
-    def signed_byte(self, offset: int) -> Any:
-        """One signed byte, as int32."""
-        return self._builder.sext(self._load(offset, I8), I32)
-
     def bytes(self, offset: int) -> Any:
         """Sixteen unsigned bytes, as int32."""
         return self._builder.zext(self._load(offset, ir.VectorType(I8, LANES)), INT_LANES)
@@ -83,12 +75,6 @@ class Stored:
     def signed_bytes(self, offset: int) -> Any:
         """Sixteen signed bytes, as int32."""
         return self._builder.sext(self._load(offset, ir.VectorType(I8, LANES)), INT_LANES)
-
-    def word_bits(self, offset: int, first: int) -> Any:
-        """Bit `first + l` of a 32-bit word, in lane l."""
-        word = splat(self._builder, self._load(offset, I32))
-        shifted = self._builder.lshr(word, lanes([first + lane for lane in range(LANES)]))
-        return self._builder.and_(shifted, lanes([1] * LANES))
 
     def singles(self, offset: int) -> Any:
         """Sixteen float32."""
@@ -120,32 +106,96 @@ class Stored:
         return build.select(build.icmp_unsigned("==", size, lanes([0x7F] * LANES)), nan, number)
 
     def bits(self, numbers: Any, shift: int, mask: int) -> Any:
-        """(numbers >> shift) & mask, of one int32 or sixteen."""
-        count = LANES if isinstance(numbers.type, ir.VectorType) else 0
-
-        def constant(value: int) -> ir.Constant:
-            return lanes([value] * count) if count else I32(value)
-
-        return self._builder.and_(self._builder.lshr(numbers, constant(shift)), constant(mask))
+        """(numbers >> shift) & mask"""
+        return self.shifted(numbers, [shift] * LANES, [mask] * LANES)
 
     def joined(self, low: Any, high: Any, shift: int) -> Any:
-        """low | (high << shift), of one int32 or sixteen."""
-        places = lanes([shift] * LANES) if isinstance(high.type, ir.VectorType) else I32(shift)
-        return self._builder.or_(low, self._builder.shl(high, places))
-
-    def number(self, whole: Any, taken: int = 0) -> Any:
-        """whole − taken, of one int32, as float32."""
-        lower = self._builder.sub(whole, I32(taken)) if taken else whole
-        return self._builder.sitofp(lower, _SINGLE)
+        """low | (high << shift)"""
+        return self._builder.or_(low, self._builder.shl(high, lanes([shift] * LANES)))
 
     def minus(self, numbers: Any, taken: int) -> Any:
         """numbers − taken, as floats."""
         lower = self._builder.sub(numbers, lanes([taken] * LANES)) if taken else numbers
         return self._builder.sitofp(lower, FLOAT_LANES)
 
-    def product(self, one: Any, other: Any) -> Any:
-        """one · other, of single numbers."""
-        return self._builder.fmul(one, other)
+    def levels(self, count: int, taken: int, factor: Any, offset: Any = None) -> Callable[..., Any]:
+        """How numbers of four or five bits (`count` of them) become weights: (q − taken) · factor (+ offset).
+
+        With an offset there is one rounding. What is given back makes sixteen weights of sixteen bytes: of their lower
+        halves or, with `half` 1, of their upper; of five bits, `unset` says in which lanes the fifth is 0.
+        """
+        build, scale = self._builder, splat(self._builder, factor)
+
+        def value(numbers: Any, scale: Any = scale) -> Any:
+            return build.fmul(numbers, scale) if offset is None else fma(build, numbers, scale, splat(build, offset))
+
+        def halves(packed: Any, half: int) -> Any:
+            return build.lshr(packed, lanes([4] * LANES)) if half else packed
+
+        if _LOOKS_UP:
+            tables = [
+                value(lanes([float(level - taken) for level in range(first, first + LANES)], _SINGLE))
+                for first in range(0, count, LANES)
+            ]
+
+            def looked_up(packed: Any, half: int, unset: Any = None) -> Any:
+                found = [self._looked_up(table, halves(packed, half)) for table in tables]
+                return found[0] if unset is None else build.select(unset, *found)
+
+            return looked_up
+
+        def worked_out(packed: Any, half: int, unset: Any = None) -> Any:
+            if unset is None and half:  # as they stand: sixteen times the number, and a sixteenth of the scale
+                numbers = build.sub(build.and_(packed, lanes([240] * LANES)), lanes([16 * taken] * LANES))
+                share = build.fmul(scale, lanes([1 / 16] * LANES, _SINGLE))
+                return value(build.sitofp(numbers, FLOAT_LANES), share)
+            numbers = build.and_(halves(packed, half), lanes([15] * LANES))
+            if unset is not None:
+                numbers = build.add(numbers, lanes([16] * LANES))
+                numbers = build.sub(numbers, build.and_(build.sext(unset, INT_LANES), lanes([16] * LANES)))
+            return value(build.sitofp(build.sub(numbers, lanes([taken] * LANES)), FLOAT_LANES))
+
+        return worked_out
+
+    def _looked_up(self, levels: Any, indices: Any) -> Any:
+        """Sixteen of sixteen values; of an index four bits count."""
+        kind = ir.FunctionType(FLOAT_LANES, [FLOAT_LANES, INT_LANES])
+        function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
+        return self._builder.call(function, [levels, indices])
+
+    def unset(self, numbers: Any, bits: int | Sequence[int]) -> Any:
+        """In which lanes this bit, or each lane's own of them, is 0."""
+        masks = [bits] * LANES if isinstance(bits, int) else bits
+        chosen = self._builder.and_(numbers, lanes([1 << bit if bit < 31 else -(1 << 31) for bit in masks]))
+        return self._builder.icmp_signed("==", chosen, lanes([0] * LANES))
+
+    def word(self, offset: int) -> Any:
+        """A 32-bit word in every lane."""
+        return splat(self._builder, self._load(offset, I32))
+
+    def chosen_bytes(self, offset: int, places: list[int]) -> Any:
+        """Sixteen of twelve unsigned bytes, as int32."""
+        twelve = self._load(offset, ir.VectorType(I8, 12))
+        return self._builder.zext(self._builder.shuffle_vector(twelve, twelve, lanes(places)), INT_LANES)
+
+    def shifted(self, numbers: Any, shifts: list[int], masks: list[int]) -> Any:
+        """(numbers >> shift) & mask, each lane by its own."""
+        return self._builder.and_(self._builder.lshr(numbers, lanes(shifts)), lanes(masks))
+
+    def lane(self, vector: Any, index: int) -> Any:
+        """One number of a vector."""
+        return self._builder.extract_element(vector, I32(index))
+
+    def negative(self, number: Any) -> Any:
+        """−number"""
+        return self._builder.fneg(number)
+
+    def scaled_by_two(self, vector: Any, first: Any, second: Any) -> Any:
+        """The first eight lanes times one number, the others times another."""
+        both = self._builder.shuffle_vector(
+            splat(self._builder, first), splat(self._builder, second), lanes([*range(8), *range(24, 32)])
+        )
+        return self._builder.fmul(vector, both)
 
     def scaled(self, vector: Any, factor: Any) -> Any:
         """vector · factor"""
@@ -177,29 +227,30 @@ def _bf16(b: Stored) -> Iterator[Any]:
 
 
 def _q4_0(b: Stored) -> Iterator[Any]:
-    d, packed = b.half(0), b.bytes(2)
+    packed, weights = b.bytes(2), b.levels(16, 8, b.half(0))
     for half in range(2):
-        yield b.scaled(b.minus(b.bits(packed, 4 * half, 15), 8), d)
+        yield weights(packed, half)
 
 
 def _q4_1(b: Stored) -> Iterator[Any]:
-    (d, m), packed = b.two_halves(0), b.bytes(4)
+    packed, weights = b.bytes(4), b.levels(16, 0, b.half(0), b.half(2))
     for half in range(2):
-        yield b.scaled_plus(b.minus(b.bits(packed, 4 * half, 15), 0), d, m)
+        yield weights(packed, half)
+
+
+def _five_bits(b: Stored, at: int, weights: Callable[..., Any]) -> Iterator[Any]:
+    """32 numbers: their fifth bits in the word at byte `at`, the other four in the bytes that follow it."""
+    fifths, packed = b.word(at), b.bytes(at + 4)
+    for half in range(2):
+        yield weights(packed, half, b.unset(fifths, range(16 * half, 16 * half + 16)))
 
 
 def _q5_0(b: Stored) -> Iterator[Any]:
-    d, packed = b.half(0), b.bytes(6)
-    for half in range(2):
-        fifth = b.word_bits(2, 16 * half)
-        yield b.scaled(b.minus(b.joined(b.bits(packed, 4 * half, 15), fifth, 4), 16), d)
+    yield from _five_bits(b, 2, b.levels(32, 16, b.half(0)))
 
 
 def _q5_1(b: Stored) -> Iterator[Any]:
-    (d, m), packed = b.two_halves(0), b.bytes(8)
-    for half in range(2):
-        fifth = b.word_bits(4, 16 * half)
-        yield b.scaled_plus(b.minus(b.joined(b.bits(packed, 4 * half, 15), fifth, 4), 0), d, m)
+    yield from _five_bits(b, 4, b.levels(32, 0, b.half(0), b.half(2)))
 
 
 def _q8_0(b: Stored) -> Iterator[Any]:
@@ -209,62 +260,59 @@ def _q8_0(b: Stored) -> Iterator[Any]:
 
 
 def _q2_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.two_halves(80)
+    both = b.bytes(0)
+    scales = b.scaled(b.minus(b.bits(both, 0, 15), 0), b.half(80))
+    offsets = b.scaled(b.minus(b.bits(both, 4, 15), 0), b.half(82))
     for group in range(16):
-        low, s = b.bytes(16 + group // 8 * 32 + group % 2 * 16), b.byte(group)
-        scale, offset = b.product(d, b.number(b.bits(s, 0, 15))), b.product(dmin, b.number(b.bits(s, 4, 15)))
-        yield b.scaled_minus(b.minus(b.bits(low, group % 8 // 2 * 2, 3), 0), scale, offset)
+        low = b.bytes(16 + group // 8 * 32 + group % 2 * 16)
+        q = b.minus(b.bits(low, group % 8 // 2 * 2, 3), 0)
+        yield b.scaled_minus(q, b.lane(scales, group), b.lane(offsets, group))
 
 
 def _q3_k(b: Stored) -> Iterator[Any]:
-    d = b.half(108)
-    for group in range(16):
+    groups = range(16)  # a scale's four lower bits stand in byte g % 8, its two upper ones in byte 8 + g % 4
+    low = b.shifted(b.chosen_bytes(96, [g % 8 for g in groups]), [g // 8 * 4 for g in groups], [15] * 16)
+    high = b.shifted(b.chosen_bytes(96, [8 + g % 4 for g in groups]), [g // 4 * 2 for g in groups], [3] * 16)
+    scales = b.scaled(b.minus(b.joined(low, high, 4), 32), b.half(108))
+    for group in groups:
         low, third = b.bytes(32 + group // 8 * 32 + group % 2 * 16), b.bytes(group % 2 * 16)
-        s_low = b.bits(b.byte(96 + group % 8), group // 8 * 4, 15)
-        s_high = b.bits(b.byte(104 + group % 4), group // 4 * 2, 3)
-        scale = b.product(d, b.number(b.joined(s_low, s_high, 4), 32))
         q = b.joined(b.bits(low, group % 8 // 2 * 2, 3), b.bits(third, group // 2, 1), 2)
-        yield b.scaled(b.minus(q, 4), scale)
+        yield b.scaled(b.minus(q, 4), b.lane(scales, group))
 
 
-def _six_bits(b: Stored, group: int) -> tuple[Any, Any]:
-    """Scale and offset of one of the eight groups of a Q4_K or Q5_K block, whose scales begin at its byte 4."""
-    if group < 4:
-        return b.bits(b.byte(4 + group), 0, 63), b.bits(b.byte(8 + group), 0, 63)
-    first, second, third = b.byte(group), b.byte(4 + group), b.byte(8 + group)
-    scale = b.joined(b.bits(third, 0, 15), b.bits(first, 6, 3), 4)
-    return scale, b.joined(b.bits(third, 4, 15), b.bits(second, 6, 3), 4)
+def _scales_and_offsets(b: Stored) -> Any:
+    """The eight scales of a Q4_K or Q5_K block and then its eight offsets, from the six bits of each at byte 4."""
+    lower = b.chosen_bytes(4, [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11])
+    upper = b.chosen_bytes(4, [0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7])
+    low = b.shifted(lower, [0] * 12 + [4] * 4, [63] * 4 + [15] * 4 + [63] * 4 + [15] * 4)
+    high = b.shifted(upper, [6] * 16, ([0] * 4 + [3] * 4) * 2)
+    return b.scaled_by_two(b.minus(b.joined(low, high, 4), 0), b.half(0), b.half(2))
 
 
 def _q4_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.two_halves(0)
+    numbers = _scales_and_offsets(b)
     for group in range(8):
-        s, o = _six_bits(b, group)
-        scale, offset = b.product(d, b.number(s)), b.product(dmin, b.number(o))
+        weights = b.levels(16, 0, b.lane(numbers, group), b.negative(b.lane(numbers, 8 + group)))
         for part in range(2):
-            low = b.bytes(16 + group // 2 * 32 + part * 16)
-            yield b.scaled_minus(b.minus(b.bits(low, group % 2 * 4, 15), 0), scale, offset)
+            yield weights(b.bytes(16 + group // 2 * 32 + part * 16), group % 2)
 
 
 def _q5_k(b: Stored) -> Iterator[Any]:
-    d, dmin = b.two_halves(0)
+    numbers = _scales_and_offsets(b)
     for group in range(8):
-        s, o = _six_bits(b, group)
-        scale, offset = b.product(d, b.number(s)), b.product(dmin, b.number(o))
+        weights = b.levels(32, 0, b.lane(numbers, group), b.negative(b.lane(numbers, 8 + group)))
         for part in range(2):
-            low, fifth = b.bytes(48 + group // 2 * 32 + part * 16), b.bytes(16 + part * 16)
-            q = b.joined(b.bits(low, group % 2 * 4, 15), b.bits(fifth, group, 1), 4)
-            yield b.scaled_minus(b.minus(q, 0), scale, offset)
+            fifths = b.unset(b.bytes(16 + part * 16), group)
+            yield weights(b.bytes(48 + group // 2 * 32 + part * 16), group % 2, fifths)
 
 
 def _q6_k(b: Stored) -> Iterator[Any]:
-    d = b.half(208)
+    scales = b.scaled(b.minus(b.signed_bytes(192), 0), b.half(208))
     for group in range(16):
         low = b.bytes(group // 8 * 64 + group % 4 * 16)
         high = b.bytes(128 + group // 8 * 32 + group % 2 * 16)
-        scale = b.product(d, b.number(b.signed_byte(192 + group)))
         q = b.joined(b.bits(low, group % 8 // 4 * 4, 15), b.bits(high, group % 8 // 2 * 2, 3), 4)
-        yield b.scaled(b.minus(q, 32), scale)
+        yield b.scaled(b.minus(q, 32), b.lane(scales, group))
 
 
 def _f8_e4m3_128(b: Stored) -> Iterator[Any]:
