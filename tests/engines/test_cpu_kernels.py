@@ -40,7 +40,7 @@ def unpack_tile(kind: str) -> Kernel:
     def unpack_kernel(given: int, part: int, parts: int) -> None:
         rows, row_bytes, order, d_in, n, out = arguments(given, 6)
         for row in range(n * part // parts, n * (part + 1) // parts):
-            unpack_row(kind, stored_row(rows, row_bytes, order, row), address(out) + row * d_in * 4, d_in)
+            unpack_row(kind, stored_row(rows, row_bytes, order, row), address(out) + row * d_in * 4, d_in, 64)
 
     kernel = Kernel("unpack", "q" * 6, kind)
     kernel._address = compiling.load(object_of(unpack_kernel))

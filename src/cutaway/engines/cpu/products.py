@@ -10,7 +10,7 @@ needed, and is no faster at these sizes.
 from functools import cache
 
 from cutaway.engines.cpu.kernel import Kernel
-from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, PANEL, TILE_LEFT, strip
+from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, PANEL, TILE_LEFT, padded, strip
 from cutaway.engines.cpu.program import Place, Task
 from cutaway.engines.cpu.threads import thread_count
 
@@ -32,7 +32,7 @@ def many_rows(kind: str) -> Kernel:
 
 def many_rows_scratch(d_in: int, n_x: int) -> int:
     """Numbers of scratch that each part of `many_rows` needs: unpacked weights, sums between stretches, results."""
-    return GROUP * d_in + strip(d_in, n_x) * (GROUP // TILE_LEFT * KEPT_BYTES // 4 + PANEL)
+    return GROUP * padded(d_in) + strip(d_in, n_x) * (GROUP // TILE_LEFT * KEPT_BYTES // 4 + PANEL)
 
 
 def parts_of(d_out: int, d_in: int, n_x: int) -> int:

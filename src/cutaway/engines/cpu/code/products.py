@@ -5,12 +5,13 @@ from collections.abc import Callable
 from numba.extending import register_jitable
 
 from cutaway.engines.cpu.code.arithmetic import floats_upto, put_upto
-from cutaway.engines.cpu.code.sums import long_dots_of_group
+from cutaway.engines.cpu.code.sums import long_dots_of_group, padded_width
 from cutaway.engines.cpu.code.unpack import stored_dots, stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
-from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, strip
+from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, WEAVES, strip
 
 strip_rows = register_jitable(strip)
+WOVEN = 4 * LANES * TILE_LEFT  # bytes from sixteen numbers of a row to its next, woven
 
 
 def few_rows(kind: str) -> Callable[[int, int, int], None]:
@@ -43,9 +44,9 @@ def many_rows(kind: str) -> Callable[[int, int, int], None]:
 
     def many_rows_kernel(given: int, part: int, parts: int) -> None:
         rows, row_bytes, order, d_out, d_in, x, n_x, y, scratch, scratch_size = arguments(given, 10)
-        step, strip = d_in * 4, strip_rows(d_in, n_x)
+        step, row, strip = d_in * 4, padded_width(d_in) * 4, strip_rows(d_in, n_x)
         w = address(scratch) + 4 * scratch_size * part
-        kept = w + GROUP * step
+        kept = w + GROUP * row
         results = kept + strip * (GROUP // TILE_LEFT * KEPT_BYTES)
         groups = (d_out + GROUP - 1) // GROUP
         begin, stop = groups * part // parts * GROUP, min(groups * (part + 1) // parts * GROUP, d_out)
@@ -58,12 +59,18 @@ def many_rows(kind: str) -> Callable[[int, int, int], None]:
                 inside = 0
                 while inside < wide:
                     taken = min(GROUP, wide - inside)
+                    whole = taken // TILE_LEFT * TILE_LEFT
                     for i in range(taken):
-                        unpack_row(kind, stored_row(rows, row_bytes, order, panel + inside + i), w + i * step, d_in)
+                        source = stored_row(rows, row_bytes, order, panel + inside + i)
+                        if WEAVES and i < whole:
+                            place = i % TILE_LEFT
+                            unpack_row(kind, source, w + ((i - place) * row + place * 4 * LANES), d_in, WOVEN)
+                        else:
+                            unpack_row(kind, source, w + i * row, d_in, 4 * LANES)
                     long_dots_of_group(w, taken, xs, n_here, d_in, kept, results + inside * 4, PANEL * 4)
                     inside += taken
-                for row in range(n_here):
-                    source, target = results + row * PANEL * 4, address(y) + ((at + row) * d_out + panel) * 4
+                for t in range(n_here):
+                    source, target = results + t * PANEL * 4, address(y) + ((at + t) * d_out + panel) * 4
                     for i in range(0, wide, LANES):
                         put_upto(target + i * 4, floats_upto(source + i * 4, wide - i), wide - i)
                 panel += wide

@@ -41,19 +41,31 @@ class Stored:
     Where a number is expected, a Python number stands for a constant.
     """
 
-    def __init__(self, builder: Any, address: Any) -> None:
+    def __init__(self, builder: Any, address: Any, looks_up: bool = False) -> None:
+        """With `looks_up`, scales come from a table: no work for the arithmetic units, but lines of the cache."""
         self._builder = builder
         self._address = address
+        self._looks_up = looks_up
 
     def _load(self, offset: int, kind: ir.Type) -> Any:
         return load(self._builder, self._builder.gep(self._address, [ir.IntType(64)(offset)]), kind)
 
     def half(self, offset: int) -> Any:
-        """One float16, as float32: looked up, since the arithmetic units are what a product waits for."""
+        """One float16, as float32."""
+        bits = self._load(offset, I16)
+        if not self._looks_up:
+            return half_to_single(self._builder, self._builder.zext(bits, I32))
         module, kind = self._builder.module, ir.ArrayType(_SINGLE, 1 << 16)
         table = module.globals.get(HALVES) or cgutils.add_global_variable(module, kind, HALVES)
-        bits = self._builder.zext(self._load(offset, I16), _WORD)
-        return self._builder.load(self._builder.gep(table, [_WORD(0), bits]))
+        return self._builder.load(self._builder.gep(table, [_WORD(0), self._builder.zext(bits, _WORD)]))
+
+    def two_halves(self, offset: int) -> tuple[Any, Any]:
+        """Two float16 side by side, as float32."""
+        if self._looks_up:
+            return self.half(offset), self.half(offset + 2)
+        pair = self._load(offset, ir.VectorType(I16, 2))
+        both = half_to_single(self._builder, self._builder.zext(pair, ir.VectorType(I32, 2)))
+        return self.lane(both, 0), self.lane(both, 1)
 
     def single(self, offset: int) -> Any:
         """One float32."""
@@ -233,7 +245,7 @@ def _q4_0(b: Stored) -> Iterator[Any]:
 
 
 def _q4_1(b: Stored) -> Iterator[Any]:
-    packed, weights = b.bytes(4), b.levels(16, 0, b.half(0), b.half(2))
+    packed, weights = b.bytes(4), b.levels(16, 0, *b.two_halves(0))
     for half in range(2):
         yield weights(packed, half)
 
@@ -250,7 +262,7 @@ def _q5_0(b: Stored) -> Iterator[Any]:
 
 
 def _q5_1(b: Stored) -> Iterator[Any]:
-    yield from _five_bits(b, 4, b.levels(32, 0, b.half(0), b.half(2)))
+    yield from _five_bits(b, 4, b.levels(32, 0, *b.two_halves(0)))
 
 
 def _q8_0(b: Stored) -> Iterator[Any]:
@@ -261,8 +273,8 @@ def _q8_0(b: Stored) -> Iterator[Any]:
 
 def _q2_k(b: Stored) -> Iterator[Any]:
     both = b.bytes(0)
-    scales = b.scaled(b.minus(b.bits(both, 0, 15), 0), b.half(80))
-    offsets = b.scaled(b.minus(b.bits(both, 4, 15), 0), b.half(82))
+    d, dmin = b.two_halves(80)
+    scales, offsets = (b.scaled(b.minus(b.bits(both, 4 * i, 15), 0), part) for i, part in enumerate((d, dmin)))
     for group in range(16):
         low = b.bytes(16 + group // 8 * 32 + group % 2 * 16)
         q = b.minus(b.bits(low, group % 8 // 2 * 2, 3), 0)
@@ -286,7 +298,7 @@ def _scales_and_offsets(b: Stored) -> Any:
     upper = b.chosen_bytes(4, [0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7])
     low = b.shifted(lower, [0] * 12 + [4] * 4, [63] * 4 + [15] * 4 + [63] * 4 + [15] * 4)
     high = b.shifted(upper, [6] * 16, ([0] * 4 + [3] * 4) * 2)
-    return b.scaled_by_two(b.minus(b.joined(low, high, 4), 0), b.half(0), b.half(2))
+    return b.scaled_by_two(b.minus(b.joined(low, high, 4), 0), *b.two_halves(0))
 
 
 def _q4_k(b: Stored) -> Iterator[Any]:

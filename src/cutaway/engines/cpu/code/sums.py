@@ -28,15 +28,25 @@ from cutaway.engines.cpu.code.vectors import (
     put_one,
     splat,
 )
-from cutaway.engines.cpu.processor import KEPT_BYTES, LANES, PASS_LANES, STRETCH, TILE_LEFT, TILE_RIGHT
+from cutaway.engines.cpu.processor import (
+    KEPT_BYTES,
+    LANES,
+    PASS_LANES,
+    STRETCH,
+    TILE_LEFT,
+    TILE_RIGHT,
+    WEAVES,
+    padded,
+)
 
 _WIDE = ir.VectorType(ir.FloatType(), LANES)
 
 
-def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]]:
+def _sums(n_left: int, n_right: int, woven: bool = False) -> Callable[..., dict[tuple[int, int], Any]]:
     """Emit the sixteen sums of every pair of rows, each over `length` floats; they go on from those at `kept`, if any.
 
-    What is given back are the places of the sums, by left and right row.
+    Woven left rows stand sixteen numbers of each side by side, then the next sixteen of each, the last filled up with
+    zeros: one address reaches them all. What is given back are the places of the sums, by left and right row.
     """
     pairs = [(i, j) for i in range(n_left) for j in range(n_right)]
 
@@ -50,7 +60,8 @@ def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]
         kept: Any = None,
         resumed: Any = None,
     ) -> dict[tuple[int, int], Any]:
-        lefts = [builder.gep(left, [builder.mul(left_step, I64(i))]) for i in range(n_left)]
+        between = I64(4 * LANES) if woven else left_step
+        lefts = [builder.gep(left, [builder.mul(between, I64(i))]) for i in range(n_left)]
         rights = [builder.gep(right, [builder.mul(right_step, I64(j))]) for j in range(n_right)]
         zeros = ir.Constant(_WIDE, [0.0] * LANES)
         sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
@@ -69,8 +80,11 @@ def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]
             kind = ir.VectorType(ir.FloatType(), width)
             with cgutils.for_range(builder, builder.lshr(length, I64(4))) as loop:
                 offset = builder.add(builder.shl(loop.index, I64(6)), I64(4 * first_lane))  # 16 floats of 4 bytes
+                along = offset
+                if woven:
+                    along = builder.add(builder.mul(loop.index, I64(4 * LANES * n_left)), I64(4 * first_lane))
                 add(
-                    [load(builder, builder.gep(row, [offset]), kind) for row in lefts],
+                    [load(builder, builder.gep(row, [along]), kind) for row in lefts],
                     [load(builder, builder.gep(row, [offset]), kind) for row in rights],
                     into,
                 )
@@ -92,8 +106,13 @@ def _sums(n_left: int, n_right: int) -> Callable[..., dict[tuple[int, int], Any]
         rest = builder.and_(length, I64(15))
         with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
             offset = builder.shl(builder.sub(length, rest), I64(2))
+            if woven:
+                along = builder.mul(offset, I64(n_left))
+                last = [load(builder, builder.gep(row, [along]), _WIDE) for row in lefts]
+            else:
+                last = [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in lefts]
             add(
-                [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in lefts],
+                last,
                 [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in rights],
                 sums,
             )
@@ -118,13 +137,15 @@ def _totals(builder: Any, sums: dict[tuple[int, int], Any], n_left: int, n_right
 
 
 def lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
-    """`lane_sum` of each vector, bit for bit, with fewer instructions where they are a power of two in number.
+    """`lane_sum` of each vector, bit for bit, with fewer instructions: a power of two of them at a time.
 
     Halves are added upon halves as there, but of two vectors at a time, the second's halves beside the first's.
     """
-    count = len(vectors)
-    if count == 1 or count & (count - 1) or count > LANES:
-        return [lane_sum(builder, vector) for vector in vectors]
+    count = min(1 << len(vectors).bit_length() - 1, LANES)
+    if count < len(vectors):
+        return lane_sums(builder, vectors[:count]) + lane_sums(builder, vectors[count:])
+    if count == 1:
+        return [lane_sum(builder, vectors[0])]
     width = LANES
     while width > count:  # each vector by itself, until all together fit one
         vectors = [_added(builder, v, v, [*range(width // 2)], [*range(width // 2, width)]) for v in vectors]
@@ -187,16 +208,16 @@ def _stored_dots(n_left: int, n_right: int) -> Any:
 def _stretches(n_left: int, n_right: int) -> Any:
     """An operation: a stretch of long dot products, or the whole of short ones, each with the bits of `dot`.
 
-    Its arguments: left, its bytes from row to row, right, its bytes from row to row, the stretch's length; where the
-    sums so far are kept, whether there are any (else they begin at zero), whether more is to come (then the sums are
-    kept, not added up); out, and the bytes from result to result of the next right row.
+    Its arguments: left, its bytes from row to row where they are not woven, right, its bytes from row to row, the
+    stretch's length; where the sums so far are kept, whether there are any (else they begin at zero), whether more is
+    to come (then the sums are kept, not added up); out, and the bytes from result to result of the next right row.
     """
     whole = types.int64
 
     @operation(types.void, ADDRESS, whole, ADDRESS, whole, whole, ADDRESS, whole, whole, ADDRESS, whole)
     def stretch(builder: Any, *given: Any) -> Any:
         *rows, kept, resumed, unfinished, out, right_out = given
-        sums = _sums(n_left, n_right)(builder, *rows, kept, resumed)
+        sums = _sums(n_left, n_right, WEAVES)(builder, *rows, kept, resumed)
         single = ir.FloatType().as_pointer()
         with builder.if_else(builder.icmp_signed("!=", unfinished, I64(0))) as (more, done):
             with more:
@@ -253,17 +274,23 @@ def dots_of_group(
         at += 1
 
 
+padded_width = register_jitable(padded)
+
+
 @register_jitable
 def long_dots_of_group(
     left: int, n_left: int, right: int, n_right: int, width: int, kept: int, out: int, right_out: int
 ) -> None:
-    """As `dots_of_group`, of contiguous rows of any width, taken stretch by stretch.
+    """As `dots_of_group`, of right rows of any width that follow one another, taken stretch by stretch.
 
-    At `kept` there is room for KEPT_BYTES for each right row and each whole tile of left rows.
+    Left rows are a padded row's bytes apart, or woven (WEAVES) in whole tiles, TILE_LEFT together. At `kept` there is
+    room for KEPT_BYTES for each right row and each tile.
     """
-    step, tiles = 4 * width, n_left // TILE_LEFT
+    step, padded, tiles = 4 * width, 4 * padded_width(width), n_left // TILE_LEFT
     whole = tiles * TILE_LEFT
-    dots_of_group(left + whole * step, step, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out)
+    dots_of_group(
+        left + whole * padded, padded, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out
+    )
     stretches = (width + STRETCH - 1) // STRETCH
     length = ((width + stretches - 1) // stretches + LANES - 1) // LANES * LANES
     begin = 0
@@ -275,13 +302,13 @@ def long_dots_of_group(
             rights = right + (at * step + begin * 4)
             n_here = TILE_RIGHT if n_right - at >= TILE_RIGHT else 1
             for tile in range(tiles):  # the same rows of x, now in the first-level cache, with each
-                lefts = left + (tile * TILE_LEFT * step + begin * 4)
+                lefts = left + (tile * TILE_LEFT * padded + begin * 4 * (TILE_LEFT if WEAVES else 1))
                 sums = kept + (at * tiles + tile * n_here) * KEPT_BYTES
                 target = out + (at * right_out + 4 * TILE_LEFT * tile)
                 if n_here == TILE_RIGHT:
-                    _tile_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+                    _tile_stretch(lefts, padded, rights, step, here, sums, resumed, unfinished, target, right_out)
                 else:
-                    _column_stretch(lefts, step, rights, step, here, sums, resumed, unfinished, target, right_out)
+                    _column_stretch(lefts, padded, rights, step, here, sums, resumed, unfinished, target, right_out)
             at += n_here
         begin += here
 

@@ -31,9 +31,13 @@ from cutaway.engines.cpu.code.vectors import (
 from cutaway.engines.cpu.processor import LANES, has
 
 
-@operation(types.void, ADDRESS, ADDRESS, types.int64, constants=1)
-def unpack_row(builder: Any, kind: str, row: Any, out: Any, width: Any) -> Any:
-    """The `width` weights stored at `row` as float32 at `out`. The kind is a constant of the kernel."""
+@operation(types.void, ADDRESS, ADDRESS, types.int64, types.int64, constants=1)
+def unpack_row(builder: Any, kind: str, row: Any, out: Any, width: Any, step: Any) -> Any:
+    """The `width` weights stored at `row` as float32 at `out`, sixteen and, `step` bytes on, the next sixteen.
+
+    The kind is a constant of the kernel. Where they do not follow one another, the last sixteen are filled up with
+    zeros.
+    """
     weights, size = block_of(kind)
 
     def put(at: Any, value: Any) -> None:
@@ -41,11 +45,16 @@ def unpack_row(builder: Any, kind: str, row: Any, out: Any, width: Any) -> Any:
 
     with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
         block = Stored(builder, builder.gep(row, [builder.mul(loop.index, I64(size))]))
-        target = builder.mul(loop.index, I64(4 * weights))
+        target = builder.mul(builder.mul(loop.index, I64(weights // LANES)), step)
         for i, vector in enumerate(VECTORS[kind](block)):
-            put(builder.add(target, I64(4 * LANES * i)), vector)
-    for index, stored in _left_over(builder, kind, row, width):
-        put(builder.mul(index, I64(4)), stored)
+            put(builder.add(target, builder.mul(step, I64(i))), vector)
+    if BLOCKS[kind].weights == 1:
+        tail = builder.mul(builder.udiv(width, I64(LANES)), step)
+        more = builder.icmp_signed(">", builder.and_(width, I64(LANES - 1)), I64(0))
+        with builder.if_then(builder.and_(more, builder.icmp_signed("!=", step, I64(4 * LANES)))):
+            put(tail, ir.Constant(FLOAT_LANES, [0.0] * LANES))
+        for index, stored in _left_over(builder, kind, row, width):
+            put(builder.add(tail, builder.mul(builder.and_(index, I64(LANES - 1)), I64(4))), stored)
     return ir.Constant(I8.as_pointer(), None)
 
 
@@ -133,7 +142,7 @@ def _few_dots(
             place = builder.gep(row, [builder.mul(loop.index, I64(size))])
             for ahead in range(AHEAD, AHEAD + size, LINE):
                 fetch(builder, builder.gep(place, [I64(ahead)]))
-            for k, vector in enumerate(VECTORS[kind](Stored(builder, place))):
+            for k, vector in enumerate(VECTORS[kind](Stored(builder, place, looks_up=True))):
                 offset = builder.add(begin, I64(4 * LANES * k))
                 add(i, vector, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
     if BLOCKS[kind].weights == 1:
