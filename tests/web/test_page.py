@@ -264,14 +264,67 @@ def test_a_token_shows_where_it_looks_and_who_looks_at_it(visit, trace):
     expect(page.locator(".text .found")).to_have_count(1)
 
 
-def test_a_matrix_zooms_to_its_numbers_and_fills_in_when_it_is_played(visit):
+def test_a_matrix_zooms_to_its_numbers(visit):
     page = visit(f"{PLACE}&l=1&at=layers.1.mlp.up")
     page.get_by_role("button", name="numbers").click()
+    expect(page.get_by_role("button", name="Zoom in")).to_be_disabled()
     page.get_by_role("button", name="Zoom out").click()
+    expect(page.get_by_role("button", name="Zoom in")).to_be_enabled()
+
+
+def test_a_matrix_fills_in_by_itself_from_nothing_to_the_whole(visit):
+    page = visit(f"{PLACE}&l=1&at=layers.1.attn.dots")
     page.get_by_role("button", name="fill it in").click()
+    filling = page.get_by_role("group", name="Filling it in")
+    for sentence in ("Nothing yet: 9 numbers", "One number: row 2, column 0", "One row", "The whole"):
+        expect(filling).to_contain_text(sentence)
+    expect(page.get_by_role("button", name="Play it again")).to_be_visible()
+    page.get_by_role("button", name="show all").click()
+    expect(filling).to_have_count(0)
+
+
+def test_each_stage_of_filling_in_can_be_looked_at_and_less_motion_means_by_hand(visit, trace):
+    page = visit(f"{PLACE}&l=1&at=layers.1.attn.dots", reduced_motion="reduce")
+    page.get_by_role("button", name="fill it in").click()
+    filling = page.get_by_role("group", name="Filling it in")
+    expect(filling).to_contain_text("Nothing yet")
+    expect(page.locator(".cell .value")).to_have_count(0)
+    filling.get_by_role("button", name="one number").click()
     expect(page.locator(".cell .value")).to_be_visible()
-    page.get_by_role("button", name="stop", exact=True).click()
-    expect(page.get_by_role("button", name="fill it in")).to_be_visible()
+    value = float(page.locator(".cell .value").get_attribute("data-value"))
+    assert value == pytest.approx(float(trace["layers.1.attn.dots"][0, 2, 0]))
+    page.wait_for_timeout(800)
+    expect(filling).to_contain_text("One number")  # nothing moves by itself
+    filling.get_by_role("button", name="the whole").click()
+    expect(filling).to_contain_text("and 1 more heads beside this one")
+
+
+def test_an_edited_matrix_shows_the_original_and_the_difference(visit, toy, trace):
+    edit = [{"zero": "layers.0.attn.z", "heads": [1]}]
+    page = visit(f"{PLACE}&l=1&h=0&at=layers.1.attn.dots&c=2.1&e={quote(json.dumps(edit))}")
+    edited = toy.trace(PROMPT, points=["*"], edits=edit)["layers.1.attn.dots"][0, 2, 1]
+    original = trace["layers.1.attn.dots"][0, 2, 1]
+    expect(page.locator(".cell .was")).to_be_visible()
+    assert float(page.locator(".cell .value").get_attribute("data-value")) == pytest.approx(edited)
+    assert _number(page.locator(".cell .was b").inner_text()) == pytest.approx(original, rel=1e-4)
+    legend = page.locator(".inspector .legend")
+    page.get_by_role("button", name="difference", exact=True).click()
+    change = trace["layers.1.attn.dots"][0] - toy.trace(PROMPT, points=["*"], edits=edit)["layers.1.attn.dots"][0]
+    expect(legend).to_contain_text(f"{np.abs(change).max():.2g}")
+    page.get_by_role("button", name="original", exact=True).click()
+    expect(legend).to_contain_text(f"{np.abs(trace['layers.1.attn.dots'][0]).max():.2g}")
+
+
+def test_a_dot_product_is_drawn_as_two_rows_and_the_sum_that_grows_along_them(visit, trace):
+    page = visit(f"{PLACE}&l=1&h=0&at=layers.1.attn.dots&c=2.1")
+    strip = page.get_by_role("img", name=re.compile("3 products of query of “drinks”"))
+    expect(strip).to_be_visible()
+    strip.scroll_into_view_if_needed()
+    box = strip.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 10)
+    q, k = trace["layers.1.attn.q"][0, 2], trace["layers.1.attn.k"][0, 1]
+    told = page.get_by_role("tooltip").inner_text()
+    assert _number(told.splitlines()[-1].split(": ")[1]) == pytest.approx(float(q[:2] @ k[:2]), rel=1e-3)
 
 
 def test_the_inspector_leads_to_where_a_tensor_comes_from_and_goes(visit):
@@ -427,13 +480,31 @@ def test_a_link_to_what_is_not_there_opens_what_is(visit):
     expect(page.locator(".stepper")).to_contain_text("layer 2 of 3")
 
 
-def test_a_server_that_has_gone_is_told(visit):
+def test_a_server_that_has_gone_is_told_and_its_return_is_noticed(visit):
     page = visit(PLACE)
     page.route("**/api/**", lambda route: route.abort("connectionrefused"))
     page.get_by_label("Prompt: the text that the model reads").fill("<BOS> troll")
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_role("button", name="Run it again")).to_be_enabled()
+    expect(page.locator(".stale").first).to_be_visible()  # what is drawn is still the former text
     page.unroute("**/api/**")
-    page.get_by_role("button", name="Run it again").click()
-    expect(page.get_by_role("alert")).to_have_count(0)
+    expect(page.get_by_role("alert")).to_have_count(0, timeout=15_000)
     expect(page.locator(".note")).to_contain_text("2 tokens")
+    expect(page.locator(".stale")).to_have_count(0)
+    visit.faults.clear()
+
+
+def test_while_the_first_pass_runs_the_page_says_so(browser, address):
+    page = browser.new_page()
+    page.route("**/api/run", lambda route: None)
+    page.goto(address)
+    expect(page.get_by_text("The first pass is running")).to_be_visible()
+    page.close()
+
+
+def test_how_much_too_long_a_prompt_is_can_be_seen(visit):
+    page = visit(f"m=toy&p={quote('<BOS>' + ' troll' * 79)}")
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text("The text is too long. The prompt has 80 tokens")
+    assert alert.locator(".measure i").evaluate("bar => bar.style.width") == "50%"
     visit.faults.clear()

@@ -122,16 +122,24 @@ export function expertOff(layer: number, expert: number): Offer {
   };
 }
 
-/** Points of a layer that the edits acted at, with the heads or experts that they touch there (all where none is named). */
-export function scarsOf(edits: EditCard[], layer: number): Map<string, number[]> {
-  const found = new Map<string, number[]>();
+/** What an edit touches at a point: heads or experts (all where there are none), edges and keys of a pattern. */
+export interface Scar {
+  heads: number[];
+  edges: [number, number][];
+  keys: number[];
+}
+
+/** Points of a layer that the edits acted at, and what of them they touch. */
+export function scarsOf(edits: EditCard[], layer: number): Map<string, Scar[]> {
+  const found = new Map<string, Scar[]>();
   for (const card of edits) {
     for (const address of card.points) {
       const at = split(address);
       if (at.layer !== layer) continue;
-      const experts = card.edit.experts as number[] | undefined;
+      const { heads, experts, edges, keys } = card.edit as Partial<Record<string, number[]>>;
       const name = at.name === "attn.masked" ? "attn.pattern" : experts ? "moe.expert_out" : at.name;
-      found.set(name, [...(found.get(name) ?? []), ...(experts ?? (card.edit.heads as number[] | undefined) ?? [])]);
+      const scar = { heads: experts ?? heads ?? [], edges: (edges ?? []) as unknown as [number, number][], keys: keys ?? [] };
+      found.set(name, [...(found.get(name) ?? []), scar]);
     }
   }
   return found;

@@ -208,6 +208,18 @@ describe.each(Object.keys(KINDS))("the flow of a %s layer", (name) => {
     }
   });
 
+  it("has room for positions that are added as rows, still without anything on top of anything", () => {
+    const flow = layoutFlow(KINDS[name], 12, 1100, true, true);
+    const boxes = flow.boxes.filter((box) => box.y === flow.laneTop).sort((a, b) => a.x - b.x);
+    expect(boxes.slice(0, 3).map((box) => box.point)).toEqual(["embed.tokens", "embed.positions", "embed.out"]);
+    for (let i = 1; i < boxes.length; i++) expect(boxes[i].x).toBeGreaterThanOrEqual(boxes[i - 1].x + boxes[i - 1].w);
+    expect(flow.pluses.flatMap((plus) => plus.sign ?? [])).toEqual(["+", "="]);
+  });
+
+  it("says of every arrow what happens on the way", () => {
+    for (const arrow of layoutFlow(KINDS[name], 12, 1100).arrows) expect(arrow.label.length).toBeGreaterThan(20);
+  });
+
   it("shows every query head, and as many key heads as there are", () => {
     const flow = layoutFlow(KINDS[name], 12, 1100);
     const { H, H_kv } = KINDS[name].sizes;

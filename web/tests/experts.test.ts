@@ -102,7 +102,7 @@ describe("switching an expert off", () => {
     const { edit } = expertOff(1, 3);
     expect(say(edit, tokens)).toBe("layer 1, expert 3 off");
     const card = { edit, words: "", points: ["layers.1.moe.scores"], elements: 1, changed: 1 } as EditCard;
-    expect(scarsOf([card], 1).get("moe.expert_out")).toEqual([3]);
+    expect(scarsOf([card], 1).get("moe.expert_out")).toEqual([{ heads: [3], edges: [], keys: [] }]);
     expect(scarsOf([card], 0).size).toBe(0);
   });
 });

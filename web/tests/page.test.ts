@@ -156,7 +156,7 @@ describe("edits", () => {
 
   it("scars what the server says that it touched", () => {
     const card: EditCard = { edit: { zero: "layers.2.attn.z", heads: [3] }, words: "", points: ["layers.2.attn.z"], elements: 1, changed: 1 };
-    expect(scarsOf([card], 2)).toEqual(new Map([["attn.z", [3]]]));
+    expect(scarsOf([card], 2)).toEqual(new Map([["attn.z", [{ heads: [3], edges: [], keys: [] }]]]));
     expect(scarsOf([card], 1).size).toBe(0);
   });
 });

@@ -4,7 +4,7 @@
  */
 import type { LayerKind } from "../protocol";
 
-export type Tone = "stream" | "attention" | "feedForward";
+export type Tone = "input" | "stream" | "attention" | "feedForward";
 
 export interface Box {
   /** The address inside the layer ("attn.pattern"), or of the whole model ("embed.out"). */
@@ -32,13 +32,18 @@ export interface Cell {
 export interface Arrow {
   tone: Tone;
   points: [number, number][];
+  /** What happens on the way, and why, for whoever points at it. */
   label: string;
+  /** A word that stands beside it. */
+  word?: string;
 }
 
 export interface Plus {
   x: number;
   y: number;
   tone: Tone;
+  /** "+" in a circle where there is none. */
+  sign?: "+" | "=";
 }
 
 export interface Flow {
@@ -65,6 +70,8 @@ const ROUTES = 44; // between the router and the experts, beside the usual gap
 
 /** Names of the boxes, as people say them. */
 const NAMES: Record<string, string> = {
+  "embed.tokens": "token rows",
+  "embed.positions": "positions",
   "embed.out": "embedding",
   resid_pre: "stream in",
   resid_mid: "stream",
@@ -91,13 +98,16 @@ const NAMES: Record<string, string> = {
   "final.norm": "final norm",
 };
 
+const WHY: Record<Tone, string> = { input: "", stream: "", attention: "Attention", feedForward: "The feed-forward" };
+
 export function nameOf(point: string): string {
-  if (/^attn\.q/.test(point) && !point.endsWith("latent")) return "Q";
-  if (/^attn\.k/.test(point) && !point.endsWith("latent")) return "K";
+  const turned = point.endsWith("_rot") ? " ↻" : "";
+  if (/^attn\.q/.test(point) && !point.endsWith("latent")) return `Q${turned}`;
+  if (/^attn\.k/.test(point) && !point.endsWith("latent")) return `K${turned}`;
   return NAMES[point] ?? point;
 }
 
-export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalNorm = true): Flow {
+export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalNorm = true, positions = false): Flow {
   const has = (name: string) => kind.points.some((point) => point.name === name);
   const { H, H_kv } = kind.sizes;
   const width = Math.max(room, NARROWEST);
@@ -110,7 +120,7 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   const top = laneTop + tall + 58 + LABEL;
   const bottom = top + below;
   const [q, k] = kind.dot_inputs;
-  const square = Math.min(below, Math.max(tall, 84), 150);
+  const square = Math.min(below, Math.max(tall, 84), Math.max(84, Math.min(150, width * 0.14)));
 
   const latents = ["attn.q_latent", "attn.kv_latent"].filter(has);
   const dense = has("mlp.act");
@@ -150,7 +160,7 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   }
   for (const name of latents) {
     const latent = add(name, "attention", cursor, middle(tall), part * 0.8, tall);
-    if (source) straight(source, latent, "attention", "squeezed");
+    if (source) straight(source, latent, "attention", "squeezed into a narrow latent, which is all that the cache keeps");
     source ??= latent;
     cursor += part * 0.8 + gap;
   }
@@ -162,20 +172,20 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   add(k, "attention", cursor + wq + 6, top, wk, below, spread(H_kv, cursor + wq + 6, top, wk, below, 1, H_kv));
   const vx = cursor + wq + wk + 12;
   const boxV = add("attn.v", "attention", vx, top, wk, below, spread(H_kv, vx, top, wk, below, 1, H_kv));
-  if (before3) straight(before3, boxQ, "attention", "three projections");
+  if (before3) straight(before3, boxQ, "attention", "three projections: what it looks for, what it offers, what it hands over");
   const attentionEntry = source ?? boxQ;
   cursor = boxV.x + boxV.w + gap;
   const scores = add("attn.scores", "attention", cursor, middle(square), square, square);
-  straight(boxV, scores, "attention", "every query meets every key");
+  straight(boxV, scores, "attention", "every query meets every key: their dot products, divided by √d");
   cursor += square + gap;
   const pattern = add("attn.pattern", "attention", cursor, middle(square), square, square);
-  straight(scores, pattern, "attention", "mask, softmax");
+  straight(scores, pattern, "attention", "the future is masked, then softmax makes weights that sum to one");
   cursor += square + gap;
   const z = add("attn.z", "attention", cursor, top, part * 0.62, below, spread(H, cursor, top, part * 0.62, below, group));
-  straight(pattern, z, "attention", "values, mixed by weight");
+  straight(pattern, z, "attention", "each token takes the values of those it looks at, mixed by weight");
   cursor += z.w + gap;
   const attentionOut = add("attn.out", "attention", cursor, middle(tall), part, tall);
-  straight(z, attentionOut, "attention", "all heads through W_O");
+  straight(z, attentionOut, "attention", "all heads side by side, through W_O back to the stream's width");
   cursor += part + gap;
 
   // Feed-forward.
@@ -194,26 +204,26 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
       const gate = add("mlp.gate", "feedForward", cursor, top, w, h);
       const up = add("mlp.up", "feedForward", cursor, bottom - h, w, h);
       if (feedSource) {
-        straight(feedSource, gate, "feedForward", "widened");
-        straight(feedSource, up, "feedForward", "widened");
+        straight(feedSource, gate, "feedForward", "widened: room for many small questions at once");
+        straight(feedSource, up, "feedForward", "widened: room for many small questions at once");
       }
       feedEntry = feedSource ?? gate;
       cursor += w + gap;
       ready = add("mlp.act", "feedForward", cursor, middle(tall), w, tall);
-      straight(gate, ready, "feedForward", "gate, bent, times up");
-      straight(up, ready, "feedForward", "gate, bent, times up");
+      straight(gate, ready, "feedForward", "the gate is bent, and lets through that much of up");
+      straight(up, ready, "feedForward", "the gate is bent, and lets through that much of up");
     } else {
       const up = add("mlp.up", "feedForward", cursor, middle(tall), w, tall);
-      if (feedSource) straight(feedSource, up, "feedForward", "widened");
+      if (feedSource) straight(feedSource, up, "feedForward", "widened: room for many small questions at once");
       feedEntry = feedSource ?? up;
       cursor += w + gap;
       ready = add("mlp.act", "feedForward", cursor, middle(tall), w, tall);
-      straight(up, ready, "feedForward", "bent");
+      straight(up, ready, "feedForward", "bent: only here can the layer do more than add and scale");
     }
     cursor += w + gap;
   } else {
     const router = add("moe.scores", "feedForward", cursor, middle(tall), part * 1.1, tall);
-    if (feedSource) straight(feedSource, router, "feedForward", "who should work on this?");
+    if (feedSource) straight(feedSource, router, "feedForward", "the router asks which experts suit this token");
     feedEntry = feedSource ?? router;
     cursor += router.w + gap + ROUTES;
     const w = part * 1.5;
@@ -225,15 +235,26 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
     cursor += w + gap;
   }
   const feedOut = add("mlp.out", "feedForward", cursor, middle(tall), part, tall);
-  straight(ready, feedOut, "feedForward", dense ? "back to the stream's width" : "summed, each times its gate");
+  straight(ready, feedOut, "feedForward", dense ? "back to the stream's width, neuron by neuron" : "summed, each times its gate");
   const end = Math.max(width, feedOut.x + feedOut.w + start);
 
   // The stream, above, from the tokens to the logits.
   const sw = Math.min(92, Math.max(50, part));
   const strands: Flow["strands"] = [];
   const skips: Flow["skips"] = [];
-  const embedding = add("embed.out", "stream", tokensWidth, laneTop, sw, tall);
-  const before = add("resid_pre", "stream", tokensWidth + sw + 54, laneTop, sw, tall);
+  // Where positions are rows that are added, the sum is drawn: a token's row, its position's row, and what they make.
+  let from = tokensWidth + (positions ? 12 : 0);
+  const signs: Plus[] = [];
+  if (positions) {
+    const narrow = Math.round(sw * 0.62);
+    for (const [name, sign] of [["embed.tokens", "+"], ["embed.positions", "="]] as const) {
+      add(name, "input", from, laneTop, narrow, tall);
+      signs.push({ x: from + narrow + 15, y: laneTop + tall / 2, tone: "input", sign });
+      from += narrow + 30;
+    }
+  }
+  const embedding = add("embed.out", "stream", from, laneTop, sw, tall);
+  const before = add("resid_pre", "stream", from + sw + 54, laneTop, sw, tall);
   skips.push({ x: embedding.x + embedding.w + 27, side: "before" });
   strands.push({ from: embedding.x + sw, to: before.x, at: "before" });
   const join = Math.max(before.x + sw + 26, attentionOut.x + attentionOut.w / 2);
@@ -265,18 +286,19 @@ export function layoutFlow(kind: LayerKind, tokens: number, room: number, finalN
   const down = (from: Box, to: Box, tone: Tone) => {
     const x = from.x + from.w / 2;
     const under = to.x + Math.min(to.w / 2, 30);
-    arrows.push({ tone, points: [[x, lift], [x, level], [under, level], [under, to.y - LABEL]], label: "read; the stream keeps it" });
+    arrows.push({ tone, points: [[x, lift], [x, level], [under, level], [under, to.y - LABEL]], label: `${WHY[tone]} reads a copy; the stream itself runs on untouched`, word: "reads" });
   };
   const up = (from: Box, x: number, tone: Tone) => {
     const over = from.x + from.w / 2;
     const bend = level + 12;
-    arrows.push({ tone, points: [[over, from.y - LABEL], [over, bend], [x, bend], [x, lift]], label: "added to the stream" });
+    arrows.push({ tone, points: [[over, from.y - LABEL], [over, bend], [x, bend], [x, lift]], label: `what ${WHY[tone].toLowerCase()} found is added to the stream, nothing is overwritten`, word: "adds" });
   };
   down(before, attentionEntry, "attention");
   up(attentionOut, join, "attention");
   down(fork, feedEntry, "feedForward");
   up(feedOut, joinTwo, "feedForward");
   const pluses: Plus[] = [
+    ...signs,
     { x: join, y: laneTop + tall / 2, tone: "attention" },
     { x: joinTwo, y: laneTop + tall / 2, tone: "feedForward" },
   ];

@@ -2,6 +2,7 @@
 import type { Tensor } from "../api";
 import { number, visible } from "../format";
 import type { Token } from "../protocol";
+import { type Filled, isFilled } from "./filling";
 import { drawMatrix } from "./matrix";
 import { codeOf, type Palette, tableOf, wantsDarkLetters } from "./scales";
 
@@ -26,12 +27,12 @@ export type Outline = [cell: [number, number] | null, colour: string, thickness:
 const xOf = (frame: Frame, column: number) => LABELS + column * frame.cellWidth - frame.left;
 const yOf = (frame: Frame, row: number) => TOP + row * frame.cellHeight - frame.top;
 
-/** The cells that have come, of which only the first `played` are shown while they are filled in. */
+/** The cells that have come; of a matrix that is being filled in only those that have been filled. */
 export function paintNumbers(
   c: CanvasRenderingContext2D,
   frame: Frame,
   part: Tensor | null,
-  played: number | null,
+  filled: Filled | null,
   colours: Palette,
   outlines: Outline[],
 ): void {
@@ -39,7 +40,7 @@ export function paintNumbers(
   c.beginPath();
   c.rect(LABELS, TOP, frame.width - LABELS, frame.height - TOP);
   c.clip();
-  if (part?.f32) paintCells(c, frame, part, played, colours);
+  if (part?.f32) paintCells(c, frame, part, filled, colours);
   for (const outline of outlines) paintOutline(c, frame, outline);
   c.restore();
 }
@@ -56,25 +57,21 @@ function codesOf(part: Tensor): Uint8Array {
   return codes;
 }
 
-function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, played: number | null, colours: Palette): void {
+function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, filled: Filled | null, colours: Palette): void {
   const [, r, k] = part.shape;
   const [, ofRows, ofColumns] = part.of;
   const [, startRow, startColumn] = part.start;
-  const { cellWidth, cellHeight, rows, columns } = frame;
+  const { cellWidth, cellHeight } = frame;
   const values = part.f32!;
   const codes = codesOf(part);
   const x = xOf(frame, startColumn);
   const y = yOf(frame, startRow);
   const w = ofColumns * cellWidth;
   const h = ofRows * cellHeight;
+  c.save();
+  if (filled !== null) clipTo(c, frame, filled, colours);
   drawMatrix(c, { codes, rows: r, columns: k, kind: part.kind }, x, y, w, h, colours);
-  if (played !== null) {
-    // What has not been computed yet is absent, not zero.
-    c.fillStyle = colours.panel;
-    const row = Math.floor(played / columns);
-    c.fillRect(xOf(frame, played % columns), yOf(frame, row), columns * cellWidth, cellHeight);
-    c.fillRect(xOf(frame, 0), yOf(frame, row + 1), columns * cellWidth, (rows - row) * cellHeight);
-  }
+  c.restore();
   if (r !== ofRows || k !== ofColumns) return; // pooled: a cell drawn is many
   if (cellWidth >= 7) paintLines(c, x, y, r, k, cellWidth, cellHeight, colours);
   const table = tableOf(part.kind, colours);
@@ -83,7 +80,7 @@ function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, pla
   c.textBaseline = "middle";
   for (let i = 0; i < r; i++) {
     for (let j = 0; j < k; j++) {
-      if (played !== null && (startRow + i) * columns + startColumn + j >= played) continue;
+      if (!isFilled(filled, startRow + i, startColumn + j)) continue;
       const code = codes[i * k + j];
       const value = values[i * k + j];
       const cx = x + (j + 0.5) * cellWidth;
@@ -92,6 +89,8 @@ function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, pla
         c.fillStyle = wantsDarkLetters(table[code]) ? "#16181b" : "#ffffff";
         c.font = `450 ${cellWidth < 54 ? 11 : 12}px "Inter Variable", sans-serif`;
         c.fillText(part.kind === "ids" ? String(value) : number(value, cellWidth < 54 ? 2 : 3), cx, cy);
+      } else if (code === 0) {
+        paintOdd(c, value, cx, cy, cellWidth, cellHeight, colours);
       } else if (cellWidth >= 5 && part.kind === "signed" && Math.abs(value) > part.scale) {
         // An outlier past the scale's end: marked, since its colour says less than its size.
         c.fillStyle = colours.panel;
@@ -101,6 +100,45 @@ function paintCells(c: CanvasRenderingContext2D, frame: Frame, part: Tensor, pla
       }
     }
   }
+}
+
+/** Leaves only what has been filled: what has not been computed yet is absent, not zero, inside a dashed frame. */
+function clipTo(c: CanvasRenderingContext2D, frame: Frame, filled: Filled, colours: Palette): void {
+  const { cellWidth, cellHeight, rows, columns } = frame;
+  c.strokeStyle = colours.faint;
+  c.lineWidth = 1;
+  c.setLineDash([4, 3]);
+  c.strokeRect(xOf(frame, 0) + 0.5, yOf(frame, 0) + 0.5, columns * cellWidth - 1, rows * cellHeight - 1);
+  c.setLineDash([]);
+  c.beginPath();
+  if (filled.rows > 0) c.rect(xOf(frame, 0), yOf(frame, 0), columns * cellWidth, filled.rows * cellHeight);
+  if (filled.cell !== null) {
+    const y = yOf(frame, filled.cell[0]);
+    c.rect(xOf(frame, filled.cell[1]), y, Math.max(cellWidth, 2), cellHeight);
+    c.rect(xOf(frame, 0), y, filled.columns * cellWidth, cellHeight);
+  }
+  c.clip();
+}
+
+/** What is no number: × for none at all, the sign of an infinity; what is merely hidden keeps its hatching. */
+function paintOdd(c: CanvasRenderingContext2D, value: number, x: number, y: number, w: number, h: number, colours: Palette): void {
+  if (Number.isNaN(value) || Math.min(w, h) < 7) return;
+  c.fillStyle = colours.panel;
+  c.fillRect(x - Math.min(w, 22) / 2 + 1, y - Math.min(h, 14) / 2 + 1, Math.min(w, 22) - 2, Math.min(h, 14) - 2);
+  c.fillStyle = colours.ink;
+  c.font = `560 ${w < 14 ? 9 : 11}px "Inter Variable", sans-serif`;
+  c.fillText(number(value), x, y + 0.5);
+}
+
+/** What the rows and the columns of a tensor count. */
+export function axesOf(symbols: string[]): [string, string] {
+  const names: Record<string, string> = {
+    T: "token", S: "key", d: "width", d_ff: "neuron", E: "expert", V: "id", k: "choice", "1": "",
+    q_rank: "latent", kv_rank: "latent", d_rope: "rotary", d_value: "value", d_head: "d_head",
+  };
+  const shown = symbols.length === 3 && symbols[0] === "T" ? [symbols[0], symbols[2]] : symbols.slice(-2);
+  const [rows, columns] = shown.length === 1 ? [shown[0], "1"] : shown;
+  return [names[rows] ?? rows, names[columns] ?? columns];
 }
 
 function paintLines(
@@ -151,8 +189,14 @@ export function paintLabels(
   square: boolean,
   marked: [number, number] | null,
   token: number | null,
+  axes: [string, string],
   colours: Palette,
 ): void {
+  c.textBaseline = "middle";
+  c.textAlign = "right";
+  c.font = `400 11px "Inter Variable", sans-serif`;
+  c.fillStyle = colours.soft;
+  c.fillText(axes[1] ? `${axes[0]} ↓  ${axes[1]} →` : `${axes[0]} ↓`, LABELS - 8, TOP / 2);
   const { cellWidth, cellHeight } = frame;
   c.textBaseline = "middle";
   c.textAlign = "right";

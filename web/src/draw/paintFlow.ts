@@ -2,12 +2,14 @@
 import { curveBumpX, line } from "d3-shape";
 import type { Tensor } from "../api";
 import { visible } from "../format";
+import type { Scar } from "../edits";
 import type { ModelCard } from "../protocol";
 import { shapeOf } from "../state/points";
 import type { Shown } from "../state/look";
 import { loads, paintRoutes, paintSlot, routesOf } from "./experts";
-import type { Box, Cell, Flow, Tone } from "./flow";
+import type { Box, Flow, Tone } from "./flow";
 import { drawMatrix, hatch } from "./matrix";
+import { changed, paintChanged, paintGhost, paintScar } from "./paintEdits";
 import type { Palette } from "./scales";
 
 const FONT = '"Inter Variable", system-ui, sans-serif';
@@ -20,18 +22,18 @@ export interface Marks {
   hovered: string | null;
   /** The expert that is looked at, in a layer that has some. */
   expert: number | null;
-  /** Points of this layer that an edit touches, with the heads it touches there (all where empty). */
-  scars: Map<string, number[]>;
+  /** Points of this layer that edits touch, and what of them. */
+  scars: Map<string, Scar[]>;
 }
 
 const MOST_STRANDS = 160;
 
 export function addressOf(point: string, layer: number): string {
-  return ["embed.out", "final.norm", "logits", "tokens"].includes(point) ? point : `layers.${layer}.${point}`;
+  return /^(embed\.|final\.|logits$|tokens$)/.test(point) ? point : `layers.${layer}.${point}`;
 }
 
 export function toneColour(tone: Tone, colours: Palette): string {
-  return tone === "stream" ? colours.stream : tone === "attention" ? colours.attention : colours.feedForward;
+  return tone === "stream" || tone === "input" ? colours.stream : tone === "attention" ? colours.attention : colours.feedForward;
 }
 
 /** How thick a strand of this length of row is, of the room that it has. */
@@ -62,13 +64,16 @@ export function paintFlow(
   const tokens = shown.manifest.tokens.length;
   paintStrands(context, flow, shown, marks, colours);
   paintTokens(context, flow, shown, marks, colours);
-  for (const arrow of flow.arrows) paintArrow(context, arrow.points, toneColour(arrow.tone, colours));
+  for (const arrow of flow.arrows) {
+    paintArrow(context, arrow.points, toneColour(arrow.tone, colours));
+    if (arrow.word) paintWord(context, arrow.points, arrow.word, colours);
+  }
   paintHeadPath(context, flow, shown, marks, colours);
   for (const box of flow.boxes) {
     const address = addressOf(box.point, marks.layer);
     const tensor = shown.flow.get(address);
-    const scar = marks.scars.get(box.point);
-    if (box.point === "moe.expert_out") paintExperts(context, flow, box, shown, marks, scar ?? [], colours);
+    const scars = marks.scars.get(box.point) ?? [];
+    if (box.point === "moe.expert_out") paintExperts(context, flow, box, shown, marks, scars.flatMap((scar) => scar.heads), colours);
     else paintBox(context, box, tensor, tokens, marks, colours);
     paintName(context, box, address, tokens, marks, shown.card, colours);
     if (ghost && changed(box, address, shown, ghost)) {
@@ -76,9 +81,17 @@ export function paintFlow(
       const before = ghost.flow.get(address);
       if (box.point === "attn.pattern" && before) paintGhost(context, box, before, colours);
     }
-    if (scar) paintScar(context, box, scar, colours);
+    for (const scar of scars) paintScar(context, box, scar, tokens, marks.head, colours);
   }
   for (const plus of flow.pluses) {
+    if (plus.sign) {
+      context.fillStyle = colours.ink;
+      context.font = `520 17px ${FONT}`;
+      context.textAlign = "center";
+      context.textBaseline = "middle";
+      context.fillText(plus.sign, plus.x, plus.y);
+      continue;
+    }
     context.fillStyle = colours.panel;
     context.strokeStyle = toneColour(plus.tone, colours);
     context.lineWidth = 2;
@@ -155,6 +168,18 @@ function clipped(c: CanvasRenderingContext2D, text: string, width: number): stri
   let end = text.length;
   while (end > 1 && c.measureText(`${text.slice(0, end)}…`).width > width) end--;
   return `${text.slice(0, end)}…`;
+}
+
+/** A word beside an arrow between the storeys, on the side where nothing else is. */
+function paintWord(c: CanvasRenderingContext2D, points: [number, number][], word: string, colours: Palette): void {
+  const down = points[0][1] < points[points.length - 1][1];
+  const [x, y] = down ? points[0] : points[points.length - 1];
+  const right = down || points[0][0] > x + 4;
+  c.font = `400 11px ${FONT}`;
+  c.fillStyle = colours.soft;
+  c.textAlign = right ? "left" : "right";
+  c.textBaseline = "middle";
+  c.fillText(word, x + (right ? 7 : -7), y + 9);
 }
 
 function paintArrow(c: CanvasRenderingContext2D, points: [number, number][], colour: string): void {
@@ -310,75 +335,6 @@ function shapeText(card: ModelCard, address: string, tokens: number, box: Box): 
     return box.w < 46 ? `${shape[0]}` : `${shape[0]} heads`;
   }
   return shape.join("×");
-}
-
-/** Whether a box shows other numbers than it would without the edits; of experts, whether tokens go elsewhere. */
-function changed(box: Box, address: string, shown: Shown, ghost: Shown): boolean {
-  const sources = box.point === "moe.expert_out" ? ["moe.chosen", "moe.gates"].map((name) => address.replace("moe.expert_out", name)) : [address];
-  return sources.some((source) => {
-    const tensor = shown.flow.get(source);
-    return tensor !== undefined && differs(tensor, ghost.flow.get(source));
-  });
-}
-
-function differs(one: Tensor, other: Tensor | undefined): boolean {
-  const [mine, its] = [one.u8 ?? one.f32, other?.u8 ?? other?.f32];
-  if (!mine || !its || mine.length !== its.length || (one.u8 && one.scale !== other?.scale)) return true;
-  for (let i = 0; i < mine.length; i++) if (mine[i] !== its[i]) return true;
-  return false;
-}
-
-function paintChanged(c: CanvasRenderingContext2D, box: Box, colours: Palette): void {
-  c.fillStyle = colours.edit;
-  c.beginPath();
-  c.moveTo(box.x + box.w + 2, box.y - 2);
-  c.lineTo(box.x + box.w + 2, box.y + 8);
-  c.lineTo(box.x + box.w - 8, box.y - 2);
-  c.fill();
-}
-
-/** The pattern as it was before the edits, small, where the edited one has nothing to show: in its hidden half. */
-function paintGhost(c: CanvasRenderingContext2D, box: Box, before: Tensor, colours: Palette): void {
-  if (!before.u8) return;
-  const causal = before.u8.includes(0);
-  const side = Math.floor(box.w * (causal ? 0.44 : 0.34));
-  const x = box.x + box.w - side - 4;
-  const y = box.y + 4;
-  const [, rows, columns] = before.shape;
-  c.fillStyle = colours.panel;
-  c.fillRect(x - 1, y - 1, side + 2, side + 2);
-  drawMatrix(c, { codes: before.u8, rows, columns, kind: before.kind }, x, y, side, side, colours);
-  c.strokeStyle = colours.ink;
-  c.lineWidth = 1;
-  c.setLineDash([3, 2]);
-  c.strokeRect(x - 0.5, y - 0.5, side + 1, side + 1);
-  c.setLineDash([]);
-  if (side < 34) return;
-  c.font = `560 11px ${FONT}`;
-  const width = c.measureText("before").width + 6;
-  c.fillStyle = colours.panel;
-  c.globalAlpha = 0.85;
-  c.fillRect(x + side - width, y, width, 14);
-  c.globalAlpha = 1;
-  c.fillStyle = colours.ink;
-  c.textAlign = "center";
-  c.textBaseline = "middle";
-  c.fillText("before", x + side - width / 2, y + 7.5);
-}
-
-/** What an edit has cut: struck through in yellow and black. */
-function paintScar(c: CanvasRenderingContext2D, box: Box, heads: number[], colours: Palette): void {
-  const cells: Cell[] = heads.length && box.heads.length > 1 ? heads.map((h) => box.heads[h]).filter(Boolean) : [box];
-  for (const cell of cells) {
-    for (const [colour, width] of [[colours.dark ? "#000" : "#1b1e23", 5], [colours.edit, 2.5]] as const) {
-      c.strokeStyle = colour;
-      c.lineWidth = width;
-      c.beginPath();
-      c.moveTo(cell.x - 4, cell.y + cell.h + 3);
-      c.lineTo(cell.x + cell.w + 4, cell.y - 3);
-      c.stroke();
-    }
-  }
 }
 
 function paintSkips(c: CanvasRenderingContext2D, flow: Flow, shown: Shown, marks: Marks, colours: Palette): void {

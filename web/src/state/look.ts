@@ -51,7 +51,8 @@ export async function flowOf(
 function slicesOf(card: ModelCard, layer: number, chosen: number): SliceRequest[] {
   const kind = layerKind(card, layer);
   const head = Math.min(chosen, kind.sizes.H - 1);
-  const outside = ["embed.out", "final.norm"].filter((name) => pointCard(card, name));
+  const added = pointCard(card, "embed.positions") ? ["embed.tokens", "embed.positions"] : [];
+  const outside = [...added, "embed.out", "final.norm"].filter((name) => pointCard(card, name));
   const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as SliceRequest);
   for (const point of kind.points) {
     if (["attn.head_out", "moe.expert_out"].includes(point.name)) continue;

@@ -77,6 +77,7 @@ class Session {
   #plain: { run: string; model: string } | null = null;
   #loading = new AbortController();
   #again = false;
+  #listens = false;
   #serial = 0;
   #cards = new Cards();
 
@@ -98,6 +99,8 @@ class Session {
     } catch (error) {
       this.fail(error);
     }
+    if (this.#listens) return;
+    this.#listens = true;
     addEventListener("pagehide", () => this.#leave());
     addEventListener("pageshow", (event) => {
       if (event.persisted) void this.run(); // back from where the browser kept it: its runs have been let go of
@@ -255,8 +258,9 @@ class Session {
     }
     const serial = ++this.#serial;
     const prompt = this.ids === null ? { prompt: this.text } : { ids: this.ids };
-    if (this.#plain && this.#plain.model !== card.name) this.#leave();
-    const after = this.#plain ? { after: this.#plain.run } : {};
+    // A run of the model before is let go of once nothing of it is drawn any more.
+    const former = this.#plain && this.#plain.model !== card.name ? this.#plain.run : null;
+    const after = this.#plain && former === null ? { after: this.#plain.run } : {};
     const plain = async (): Promise<Shown> => {
       const found = await look({ ...prompt, ...after }, card, this.layer, this.head);
       this.#plain = { run: found.manifest.run, model: card.name };
@@ -274,6 +278,7 @@ class Session {
       this.shown = shown;
       this.ghost = ghost;
       this.problem = null;
+      if (former !== null) api.leave(former);
       this.#link();
       if (this.view === "heads") void this.loadAtlas();
       if (shown.layer !== this.layer) void this.loadLayer();
