@@ -57,3 +57,8 @@ def test_names_of_other_tools_are_understood_and_unknown_ones_refused(here):
     assert ended.code == 2 and "learned positions" in ended.err
     ended = here("points", "nothing-of-that-name")
     assert ended.code == 2 and ended.out == ""
+
+
+def test_where_key_and_value_heads_are_fewer_it_is_told_which_heads_are_meant(here):
+    assert "a capture's heads= are query heads" in " ".join(here("points", "smollm2-135m").out.split())
+    assert "heads=" not in here("points", "gpt2").out

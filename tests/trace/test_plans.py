@@ -54,7 +54,7 @@ def test_heads_are_query_heads_in_a_capture_and_the_points_own_in_an_edit():
     whole = model.trace([1, 2], points=["layers.0.attn.k"])
     part = model.trace([1, 2], points=["layers.0.attn.k"], heads=[3])
     assert np.array_equal(part["layers.0.attn.k"], whole["layers.0.attn.k"][1:])
-    with pytest.raises(CutawayError, match=r"layers\.0\.attn\.k has heads 0 to 1"):
+    with pytest.raises(CutawayError, match=r"layers\.0\.attn\.k has key/value heads 0 to 1"):
         model.trace([1, 2], edits=[Zero("layers.0.attn.k", heads=[3])])
 
 
@@ -367,3 +367,42 @@ def test_every_points_shape_is_told_in_numbers():
             assert trace[point].shape == shape_of(point, spec, 5)
     assert Cut().heads_of(Point("attn.z", 0), LLAMA) is None
     assert set(POINTS) > {point.name for point in points_of(replace(LLAMA, final_norm=None))}
+
+
+def test_which_heads_are_meant_is_told_where_a_point_has_fewer_of_them():
+    """A capture counts query heads everywhere, an edit a point's own: 4 query heads, 2 key/value heads."""
+    model, ids = random_model(LLAMA), random_ids(LLAMA, 5)
+    bill = str(model.plan(ids, ["layers.0.attn.k", "layers.0.attn.q", "layers.1.attn.v"], heads=[3]))
+    assert bill.count("key/value head 1, which serve the query heads") == 2
+    assert "key/value" not in str(model.plan(ids, ["layers.0.attn.k"]))
+    with pytest.raises(
+        CutawayError, match=r"has key/value heads 0 to 1, which an edit counts; query head 3 is served by 1"
+    ):
+        model.trace(ids, edits=[Zero("layers.0.attn.k", heads=[3])])
+    with pytest.raises(CutawayError, match=r"Head 4 was asked for; layers.0.attn.v has key/value heads 0 to 1\.$"):
+        model.trace(ids, edits=[Zero("layers.0.attn.v", heads=[4])])
+    with pytest.raises(CutawayError, match=r"Head 4 was asked for; layers.0.attn.z has heads 0 to 3\.$"):
+        model.trace(ids, edits=[Zero("layers.0.attn.z", heads=[4])])
+
+
+@pytest.mark.parametrize("reduction", ["top(5)", "top(40)", "pool(64)", "mean"])
+@pytest.mark.parametrize("engine", ["numpy", "cpu"])
+def test_a_reduced_pattern_never_stands_whole_in_memory(reduction, engine):
+    """At the peak: what the bill says and, of the pattern's 1,200 rows, a few blocks of 64 of one layer at a time."""
+    model = random_model(WIDE, engine=make_engine(engine, "float32"), dtype="float32")
+    ids, points = random_ids(WIDE, 1200), [f"layers.*.attn.pattern | {reduction}"]
+    model.trace(ids, points)  # scratch of the engine's own is there
+
+    def peak(points):
+        tracemalloc.start()
+        model.trace(ids, points)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return most
+
+    heads = WIDE.layers[0].attention.n_heads
+    bill = model.plan(ids, points)
+    assert bill.block == heads * 64 * 1200 * 4
+    assert 3 * bill.block < heads * 1200 * 1200 * 4 / 6  # of the whole pattern of one layer
+    assert peak(points) - peak([]) <= 1.1 * bill.bytes + 3 * bill.block
+    assert "beside it 1.2 MB while it runs: 64 query rows" in str(bill)

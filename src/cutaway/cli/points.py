@@ -50,6 +50,9 @@ def run(options: argparse.Namespace) -> int:
     page.note(
         "The last number is the chapter. T tokens, S keys that are seen. Layers that are alike stand in one line: "
         "layers.0:3 are layers 0, 1 and 2."
+        + " Each of the H_kv key/value heads serves several query heads: a capture's heads= are query heads, and of keys "
+        "and values those that serve them are kept; an edit's heads= are a point's own."
+        * any("H_kv" in point.info.shape and _shared(point, spec) for point in points)
     )
     return 0
 
@@ -72,6 +75,12 @@ def _grouped(points: "list[Point]", spec: "ModelSpec") -> "list[tuple[str, Point
         whole = last - first > 1 and all((point.name, layer) in held for layer in range(first, last))
         shown.setdefault(f"layers.{first}:{last}.{point.name}" if whole else str(point), point)
     return list(shown.items())
+
+
+def _shared(point: "Point", spec: "ModelSpec") -> bool:
+    """Whether a layer has fewer key/value heads than query heads."""
+    attention = spec.layers[point.layer or 0].attention
+    return attention.n_kv_heads < attention.n_heads
 
 
 def _told(point: "Point", spec: "ModelSpec") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from cutaway.engines.layout import BLOCK
 from cutaway.errors import CutawayError
 from cutaway.points import Point, points_of, shape_of
 from cutaway.spec import ModelSpec
@@ -32,6 +33,7 @@ def activation_shapes(spec: ModelSpec, tokens: int) -> dict[Point, tuple[int, ..
 @dataclass(frozen=True)
 class Item:
     """One array that is kept: its address, shape and bytes; `why` names what it is kept for, where not for itself.
+    `serving` are the key/value heads that are kept because they serve the query heads that were asked for.
 
     An array that is kept already under another address (`attn.out` is `attn.raw` where nothing stands between) costs
     nothing: 0 bytes.
@@ -41,18 +43,21 @@ class Item:
     shape: tuple[int, ...]
     nbytes: int
     why: str = ""
+    serving: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class Bill:
     """What a run will keep. `flops` are those that looking adds to the run, `flops_to_read` those of working out,
     once each, what is not stored. `free` are the bytes of memory that are free now, None where that is not known.
+    `block` are those of the one block of query rows that stands beside it where T × T arrays are looked at.
     """
 
     items: tuple[Item, ...]
     flops: int
     flops_to_read: int
     free: int | None
+    block: int = 0
 
     @property
     def bytes(self) -> int:
@@ -64,12 +69,16 @@ class Bill:
         for item in sorted(self.items, key=lambda item: -item.nbytes)[:20]:
             shape = ", ".join(map(str, item.shape))
             told = f"for {item.why}" if item.why else ""
+            if item.serving:
+                told = f"key/value {_numbered(item.serving)}, which serve the query heads"
             lines.append(f"  {item.address:<34} {'[' + shape + ']':<22} {in_units(item.nbytes):>10}  {told}".rstrip())
         if len(self.items) > 20:
             rest = sum(item.nbytes for item in sorted(self.items, key=lambda item: -item.nbytes)[20:])
             lines.append(f"  and {len(self.items) - 20} smaller ones {in_units(rest):>46}")
         free = "" if self.free is None else f" of {in_units(self.free)} free"
         lines.append(f"kept: {in_units(self.bytes)}{free}, in {len(self.items)} arrays")
+        if self.block:
+            lines.append(f"beside it {in_units(self.block)} while it runs: {BLOCK} query rows of one layer at a time")
         lines.append(f"work: {self.flops:.3g} FLOPs more in the run, {self.flops_to_read:.3g} to work out what is read")
         return "\n".join(lines)
 
@@ -121,7 +130,8 @@ def bill(
         if not cut_here:
             counted.add(first)
         why = "" if point in readable else _reason(point, plan, spec)
-        items.append(Item(str(point), shape, nbytes, why))
+        serving = cut.heads_of(point, spec) if "H_kv" in point.info.shape else None
+        items.append(Item(str(point), shape, nbytes, why, () if serving is None else tuple(serving.tolist())))
     flops = 0
     for one in plan.taken(spec):
         whole = _kept_shape(one.point, spec, tokens, past, cut)
@@ -134,7 +144,10 @@ def bill(
     later: list[Point | Reduced] = [point for point in plan.points if plan.sources(spec, point) != [point]]
     later += [one for one in plan.reduced if one not in plan.taken(spec)]
     reading = sum(_flops_of(at.point if isinstance(at, Reduced) else at, spec, tokens, past) for at in later)
-    return Bill(tuple(items), flops, reading, free_memory())
+    looked_at = [*(p for p in plan.kept if p.name in ROW_BLOCKS), *(one.point for one in plan.taken(spec))]
+    shapes = [shape_of(point, spec, tokens) for point in looked_at if point.name in ROW_BLOCKS]
+    block = max((heads * min(BLOCK, tokens) * (tokens + past) * size for heads, *_ in shapes), default=0)
+    return Bill(tuple(items), flops, reading, free_memory(), block)
 
 
 def free_memory() -> int | None:
@@ -160,6 +173,10 @@ def in_units(size: int) -> str:
         if size >= scale:
             return f"{size / scale:,.1f} {unit}"
     return f"{size} bytes"
+
+
+def _numbered(heads: tuple[int, ...]) -> str:
+    return f"head{'s' if len(heads) > 1 else ''} {', '.join(map(str, heads))}"
 
 
 def _free_on_windows() -> int | None:

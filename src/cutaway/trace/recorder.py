@@ -150,6 +150,8 @@ class Recorder:
                 dtype = self._engine.numpy(value).dtype
                 self._takers[one] = Accumulator(one.reduction, shape, 1, dtype, UNSEEN[point.name])
             self._takers[one].take(self._engine.numpy(value), here)
+            if self._takers[one].complete:  # what it adds up in is more than what is left of it
+                self.kept[one] = self._takers.pop(one).result()
 
     def finish(self) -> None:
         """After the pass: what was gathered block by block is put together."""

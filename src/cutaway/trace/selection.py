@@ -101,7 +101,19 @@ def check_selection(edit: Any, point: Point, spec: ModelSpec, length: int, *, gr
             low = -size if name == "positions" else 0
             if one < low or (one >= size and not (grows and name in ("positions", "keys"))):
                 what = "the prompt" if name in ("positions", "keys") else str(point)
-                raise CutawayError(f"{name[:-1].capitalize()} {one} was asked for; {what} has {name} 0 to {size - 1}.")
+                kind = "key/value heads" if symbols[axes[0]] == "H_kv" else name
+                raise CutawayError(
+                    f"{name[:-1].capitalize()} {one} was asked for; {what} has {kind} 0 to {size - 1}"
+                    f"{_whose(one, size, point, spec) if kind != name else '.'}"
+                )
+
+
+def _whose(head: int, size: int, point: Point, spec: ModelSpec) -> str:
+    """Which of the key/value heads serves a query head, for who meant that one."""
+    n_heads = spec.layers[point.layer or 0].attention.n_heads
+    if head >= n_heads:
+        return "."
+    return f", which an edit counts; query head {head} is served by {head * size // n_heads}."
 
 
 def rows_chosen(chosen: Any, positions: np.ndarray, length: int) -> np.ndarray:
