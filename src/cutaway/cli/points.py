@@ -50,8 +50,8 @@ def run(options: argparse.Namespace) -> int:
     page.note(
         "The last number is the chapter. T tokens, S keys that are seen. Layers that are alike stand in one line: "
         "layers.0:3 are layers 0, 1 and 2."
-        + " Each of the H_kv key/value heads serves several query heads: a capture's heads= are query heads, and of keys "
-        "and values those that serve them are kept; an edit's heads= are a point's own."
+        + " Each of the H_kv key/value heads serves several query heads: a capture's heads= are query heads, and of "
+        "keys and values those that serve them are kept; an edit's heads= are a point's own."
         * any("H_kv" in point.info.shape and _shared(point, spec) for point in points)
     )
     return 0
