@@ -173,6 +173,7 @@ def test_activations_agree_with_the_reference(kind, rows, width, size):
     ours = engine.activate(x, kind)
     assert (np.abs(ours - reference.activate(x.astype(float), kind)) <= 1e-6 * (1 + np.abs(x))).all()
     assert np.array_equal(ours[-1], engine.activate(x[-1:], kind)[0])
+    assert np.array_equal(engine.activate(x, kind, times=x), ours * x)
 
 
 @pytest.mark.parametrize("pairing", ["halves", "adjacent"])

@@ -132,8 +132,9 @@ class NumpyEngine:
         size = np.sqrt(mean_square + self.dtype.type(eps))
         return np.where(np.isposinf(size), self.dtype.type(np.nan), size)
 
-    def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
-        return ACTIVATIONS[kind](x)
+    def activate(self, x: np.ndarray, kind: str, times: np.ndarray | None = None) -> np.ndarray:
+        active = ACTIVATIONS[kind](x)
+        return active if times is None else active * times
 
     def rotate(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, pairing: str) -> np.ndarray:
         dims = 2 * cosines.shape[-1]

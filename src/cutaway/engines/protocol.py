@@ -145,8 +145,11 @@ class Engine(Protocol):
     def rms_norm(self, x: Array, gain: Gain, eps: float) -> Array:
         """x / √(mean of squares + eps) · gain over the last axis. (Zhang & Sennrich 2019)"""
 
-    def activate(self, x: Array, kind: str) -> Array:
-        """The non-linearity `kind`, one of spec.ACTIVATIONS, "sigmoid" or "tanh": each element, in a new array."""
+    def activate(self, x: Array, kind: str, times: Array | None = None) -> Array:
+        """The non-linearity `kind`, one of spec.ACTIVATIONS, "sigmoid" or "tanh": each element, in a new array.
+
+        Where `times` is given, each result times its element.
+        """
 
     def rotate(self, x: Array, cosines: Array, sines: Array, pairing: str) -> Array:
         """Turn pairs of coordinates of `[H, T, d_head]` by the angles of `[T, dims / 2]`; the rest passes.

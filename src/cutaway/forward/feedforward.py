@@ -22,7 +22,7 @@ def perceptron(
     if spec.gated:
         gate = tap(f"{name}.gate", engine.linear(x, weights[f"{name}.gate"], layout))
         up = tap(f"{name}.up", engine.linear(x, weights[f"{name}.up"], layout))
-        act = engine.activate(gate, spec.activation) * up  # [T, d_ff]
+        act = engine.activate(gate, spec.activation, times=up)  # [T, d_ff]
     else:
         act = engine.activate(tap(f"{name}.up", engine.linear(x, weights[f"{name}.up"], layout)), spec.activation)
     return engine.linear(tap(f"{name}.act", act), weights[f"{name}.down"], layout)

@@ -34,9 +34,10 @@ def parts_of(n: int) -> int:
     return thread_count() if n >= _PARALLEL_FROM else 1
 
 
-def activate(x: np.ndarray, out: np.ndarray, kind: str) -> None:
-    """The non-linearity `kind` of every element; both contiguous and of one size."""
-    kernels()["activation"](place(x), 0, place(out), x.size, ACTIVATION_CODES[kind], parts=parts_of(x.size))
+def activate(x: np.ndarray, out: np.ndarray, kind: str, times: np.ndarray | None = None) -> None:
+    """The non-linearity `kind` of every element, times those of another array; all contiguous and of one size."""
+    factor = 0 if times is None else place(times)
+    kernels()["activation"](place(x), factor, place(out), x.size, ACTIVATION_CODES[kind], parts=parts_of(x.size))
 
 
 def softmax(scores: np.ndarray) -> None:

@@ -99,12 +99,15 @@ class CpuEngine:
         elementwise.norm(x, scale, bias, eps, centre, out)
         return out
 
-    def activate(self, x: np.ndarray, kind: str) -> np.ndarray:
-        x = self.array(x)
+    def activate(self, x: np.ndarray, kind: str, times: np.ndarray | None = None) -> np.ndarray:
+        x, times = self.array(x), None if times is None else self.array(times)
+        if times is not None:
+            _expect(x.shape == times.shape, "Each element has one that it is multiplied with", x, times)
         if kind not in ACTIVATIONS:  # "sigmoid", "tanh": used on a few numbers per token only
-            return REFERENCE[kind](x)
+            active = REFERENCE[kind](x)
+            return active if times is None else active * times
         out = np.empty_like(x)
-        elementwise.activate(x, out, kind)
+        elementwise.activate(x, out, kind, times)
         return out
 
     def rotate(self, x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, pairing: str) -> np.ndarray:

@@ -101,8 +101,9 @@ class TorchEngine:
         scaled = normed * gain.gain
         return (scaled if gain.bias is None else scaled + gain.bias).to(self.torch_dtype)
 
-    def activate(self, x: torch.Tensor, kind: str) -> torch.Tensor:
-        return ACTIVATIONS[kind](x)
+    def activate(self, x: torch.Tensor, kind: str, times: torch.Tensor | None = None) -> torch.Tensor:
+        active = ACTIVATIONS[kind](x)
+        return active if times is None else active * times
 
     def rotate(self, x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, pairing: str) -> torch.Tensor:
         dims = 2 * cosines.shape[-1]
