@@ -1,6 +1,7 @@
 """A mixture of experts in the page: who scores, who is chosen, what each adds, and what follows without one."""
 
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from urllib.parse import quote
 
@@ -111,3 +112,14 @@ def test_a_cell_of_a_mixture_tells_its_number_and_its_arithmetic(visit, place, t
     expect(value).to_be_visible()
     assert float(value.get_attribute("data-value")) == pytest.approx(float(trace[f"layers.1.{point}"][index]), rel=1e-6)
     expect(page.locator(".cell .step, .cell tfoot").first).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_axe_finds_no_serious_fault_in_a_mixture(visit, place, scheme, width):
+    page = visit(f"{place}&t=2&x=3&at=layers.1.moe.expert_out&c=2.1", width=width, color_scheme=scheme, bypass_csp=True)
+    expect(page.locator(".cell .value")).to_be_visible()
+    page.evaluate((resources.files("axe_playwright_python") / "axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    assert [fault["help"] for fault in found["violations"] if fault["impact"] in ("serious", "critical")] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width

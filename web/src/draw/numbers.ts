@@ -196,7 +196,8 @@ export function paintLabels(
   c.textAlign = "right";
   c.font = `400 11px "Inter Variable", sans-serif`;
   c.fillStyle = colours.soft;
-  c.fillText(axes[1] ? `${axes[0]} ↓  ${axes[1]} →` : `${axes[0]} ↓`, LABELS - 8, TOP / 2);
+  const both = axes[1] ? `${axes[0]} ↓  ${axes[1]} →` : `${axes[0]} ↓`;
+  c.fillText(both, LABELS - 8, TOP / 2, LABELS - 10); // a long name is set narrower, not cut
   const { cellWidth, cellHeight } = frame;
   c.textBaseline = "middle";
   c.textAlign = "right";
