@@ -311,6 +311,10 @@ def test_vectors_and_types_are_part_of_what_a_sweep_is_known_by(tmp_path):
         (prompts, [[0, 1], None, None]),
         ([[1, 2], other, [3]], types),
         ([[1, 2], vectors.reshape(3, -1)[::-1], [3]], types),
+        (prompts, [[0, 1], ["a", "b", "c"], None]),
+        (prompts, [[0, 1], [[1], [1, 0]], None]),
+        ([[1, 2], vectors, [3.0]], types),
+        ([[1, 2], vectors, [[3], [4, 5]]], types),
     ):
         with pytest.raises(CutawayError, match="are not those that"):
             swept(*changed)

@@ -128,11 +128,20 @@ def prompt_digest(digest: Any, given: Given) -> None:
         vectors = np.asarray(prompt, dtype=np.float64)  # which holds every number of the shorter floats
         digest.update(b"vectors %d %d " % vectors.shape + vectors.tobytes())
     else:
-        ids = np.asarray(prompt).astype(np.int64)
-        digest.update(b"ids %d " % ids.size + ids.tobytes())
+        digest.update(b"ids " + _told(prompt))
     if given.types is not None:
-        types = np.asarray(given.types).astype(np.int64)
-        digest.update(b"types %d " % types.size + types.tobytes())
+        digest.update(b"types " + _told(given.types))
+
+
+def _told(numbers: Any) -> bytes:
+    """Whole numbers as bytes; what is none, and is refused where it is run, as it is written."""
+    try:
+        array = np.asarray(numbers)
+    except ValueError:  # lists of different lengths in a list
+        return repr(numbers).encode()
+    if array.dtype.kind not in "iu" and array.size:
+        return repr(numbers).encode()
+    return b"%d " % array.size + array.astype(np.int64).tobytes()
 
 
 def new_digest() -> Any:
