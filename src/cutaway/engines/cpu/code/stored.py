@@ -181,6 +181,27 @@ class Stored:
         chosen = self._builder.and_(numbers, lanes([1 << bit if bit < 31 else -(1 << 31) for bit in masks]))
         return self._builder.icmp_signed("==", chosen, lanes([0] * LANES))
 
+    def fives(self, offset: int, taken: int) -> Iterator[Any]:
+        """32 numbers of five bits, less `taken`, as int32: put together as bytes, thirty-two at a time."""
+        build = self._builder
+
+        def constant(values: list[int]) -> ir.Constant:
+            return lanes([value - 256 if value > 127 else value for value in values], I8)
+
+        packed, word = self._load(offset + 4, ir.VectorType(I8, LANES)), self._load(offset, ir.VectorType(I8, 4))
+        upper = build.lshr(packed, constant([4] * LANES))
+        four = build.shuffle_vector(build.and_(packed, constant([15] * LANES)), upper, lanes(list(range(32))))
+        bits = build.and_(
+            build.shuffle_vector(word, word, lanes([i // 8 for i in range(32)])),
+            constant([1 << i % 8 for i in range(32)]),
+        )
+        unset = build.sext(build.icmp_signed("==", bits, constant([0] * 32)), bits.type)
+        most = build.add(four, constant([16 - taken] * 32)) if taken != 16 else four
+        numbers = build.sub(most, build.and_(unset, constant([16] * 32)))
+        for half in range(2):
+            some = build.shuffle_vector(numbers, numbers, lanes([16 * half + i for i in range(LANES)]))
+            yield build.sext(some, INT_LANES)
+
     def word(self, offset: int) -> Any:
         """A 32-bit word in every lane."""
         return splat(self._builder, self._load(offset, I32))
@@ -250,19 +271,24 @@ def _q4_1(b: Stored) -> Iterator[Any]:
         yield weights(packed, half)
 
 
-def _five_bits(b: Stored, at: int, weights: Callable[..., Any]) -> Iterator[Any]:
+def _five_bits(b: Stored, at: int, taken: int, factor: Any, offset: Any = None) -> Iterator[Any]:
     """32 numbers: their fifth bits in the word at byte `at`, the other four in the bytes that follow it."""
-    fifths, packed = b.word(at), b.bytes(at + 4)
-    for half in range(2):
-        yield weights(packed, half, b.unset(fifths, range(16 * half, 16 * half + 16)))
+    if _LOOKS_UP:
+        weights, fifths, packed = b.levels(32, taken, factor, offset), b.word(at), b.bytes(at + 4)
+        for half in range(2):
+            yield weights(packed, half, b.unset(fifths, range(16 * half, 16 * half + 16)))
+        return
+    for numbers in b.fives(at, taken):
+        whole = b.minus(numbers, 0)
+        yield b.scaled(whole, factor) if offset is None else b.scaled_plus(whole, factor, offset)
 
 
 def _q5_0(b: Stored) -> Iterator[Any]:
-    yield from _five_bits(b, 2, b.levels(32, 16, b.half(0)))
+    yield from _five_bits(b, 2, 16, b.half(0))
 
 
 def _q5_1(b: Stored) -> Iterator[Any]:
-    yield from _five_bits(b, 4, b.levels(32, 0, *b.two_halves(0)))
+    yield from _five_bits(b, 4, 0, *b.two_halves(0))
 
 
 def _q8_0(b: Stored) -> Iterator[Any]:
