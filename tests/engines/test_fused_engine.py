@@ -172,6 +172,18 @@ def test_other_weights_in_the_place_of_a_layers_are_used_at_once() -> None:
     assert np.array_equal(transformer(engine, LLAMA, one, ids).logits, wanted)
 
 
+def test_another_spec_of_the_same_weights_is_used_at_once() -> None:
+    engine = CpuEngine()
+    parameters, ids = loaded(engine), [random_ids(LLAMA, 3)]
+    other = with_attention(LLAMA, scale=1.0)
+    wanted = transformer(engine, other, loaded(engine), ids)
+    assert wanted.fused == set(range(LLAMA.n_layers))
+    before = transformer(engine, LLAMA, parameters, ids).logits
+    assert not np.array_equal(before, wanted.logits)
+    assert np.array_equal(transformer(engine, other, parameters, ids).logits, wanted.logits)
+    assert np.array_equal(transformer(engine, LLAMA, parameters, ids).logits, before)
+
+
 START = """
 import os, signal, sys, threading
 import numpy as np

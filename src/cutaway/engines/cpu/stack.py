@@ -124,7 +124,7 @@ class Stacks:
         prepared: dict[Any, StackProgram] = weights[0].prepared  # type: ignore[attr-defined]
         key = (len(weights), lengths)
         program = prepared.get(key)
-        if program is None or not program.is_of(weights):
+        if program is None or not program.is_of(specs, weights):
             program = prepared[key] = StackProgram(engine, specs, weights, lengths)
             while len(prepared) > MOST_PROGRAMS:
                 del prepared[next(iter(prepared))]

@@ -47,16 +47,17 @@ class StackProgram:
         self.rotaries: list[RotarySpec] = list(dict.fromkeys(a.rotary for a in self.attentions if a.rotary is not None))
         self.buffers = self._buffers()
         self.bound = -1  # the state of the scratch that its buffers' places were set for
-        self._of = [tuple(parts.values()) for parts in weights]
+        self._of = tuple(specs), [tuple(parts.values()) for parts in weights]
         self._program = Program([phase for index in range(len(specs)) for phase in self._phases(index)])
         self.set, self.run = self._program.set, self._program.run
         self._segments = [SegmentPlaces(self, self._program, index) for index in range(len(lengths))]
 
-    def is_of(self, weights: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether this is the program of layers with these very weights."""
-        return all(
+    def is_of(self, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether this is the program of these very layers: of the same weights an edited run has other specs."""
+        own_specs, own_weights = self._of
+        return all(map(is_, specs, own_specs)) and all(
             len(parts) == len(kept) and all(map(is_, parts.values(), kept))
-            for parts, kept in zip(weights, self._of, strict=True)
+            for parts, kept in zip(weights, own_weights, strict=True)
         )
 
     def rule(self, index: int) -> int:
