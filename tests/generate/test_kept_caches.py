@@ -61,6 +61,20 @@ def test_a_batch_keeps_caches_for_prompts_that_begin_alike():
         assert [step.token for step in ticket] == model.generate(prompt, 1, seed=0).tokens
 
 
+def test_a_cache_that_a_caller_lent_is_given_to_nobody_else(toy):
+    batch, cache, prompt = toy.batch(retained=1), passes_of(toy).cache(), [0, 5, 6, 3, 1] * 5
+    batch.submit(toy.request(prompt, Basic(1, seed=0)), cache=cache)
+    while batch.step():
+        pass
+    other = batch.submit(toy.request([*prompt, 2], Basic(4, seed=1)))
+    batch.step()
+    toy.generate(prompt, 2, seed=0, cache=cache)
+    while batch.step():
+        pass
+    assert other.reused == 0
+    assert [step.token for step in other] == toy.generate([*prompt, 2], 4, seed=1).tokens
+
+
 def test_settings_that_no_traced_run_can_have_are_refused(toy):
     for setting in ({"guess": 4}, {"cache": passes_of(toy).cache()}):
         with pytest.raises(CutawayError, match="leave out guess and cache"):

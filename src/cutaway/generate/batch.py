@@ -228,7 +228,7 @@ class Batch:
         while self._queue and self.running < self._at_once:
             ticket, cache = self._queue.popleft()
             if cache is not None:
-                self._begin(ticket, cache)
+                self._begin(ticket, cache).lent = True
                 continue
             reading = next((lane for lane in self._lanes if lane.reads_for(ticket.request)), None)
             read = next((read for read in self._read_prompts if read.request.reads_like(ticket.request)), None)
@@ -342,7 +342,7 @@ class Batch:
         with self._changed:
             if lane in self._lanes:
                 self._lanes.remove(lane)
-                if keep and self._retained and lane.ticket.edited is None:
+                if keep and self._retained and not lane.lent and lane.ticket.edited is None:
                     self._kept.append(lane.cache)
 
     # In any thread

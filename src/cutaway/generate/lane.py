@@ -24,6 +24,7 @@ class Lane:
         self.ticket, self.response, self.cache = ticket, response, cache
         self.followers: list[Ticket] = []
         self.shares = False  # whether its rows may be given to others
+        self.lent = False  # whether its cache belongs to whoever asked, who will use it again
         self.pending = list(ticket.request.ids[cache.length :])
         self._held = cache.length  # rows that were there when the passes for the next token began
         self.guessed: list[int] = []
