@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import adaptable, of_llama, write_adapter
+from adapters import adaptable, of_experts, of_llama, write_adapter
 from cutaway import CutawayError
 from cutaway.engines import make_engine
 from cutaway.engines.layout import CHUNK
@@ -160,6 +160,13 @@ def test_adapters_and_parts_left_out_share_passes_with_their_like(engine: str, t
     german = [Zero("layers.0.mlp.out", positions=[0]), Adapter(write_adapter(tmp_path / "german", of_llama(seed=4)))]
     edits = [french, None, german, [*french, Scale("layers.0.attn.z", 0.5)], [Without("scale")], french]
     compare(model, prompts_for(LLAMA), edits)
+
+
+@ENGINES
+def test_an_adapter_of_experts_counts_in_each_response_what_it_changed_there(engine: str, tmp_path: Any) -> None:
+    model = adaptable(EXPERTS, engine, "float32", family="mixtral")
+    own = [Adapter(write_adapter(tmp_path / "experts", of_experts(), target_modules=["w1", "w2"]))]
+    compare(model, prompts_for(EXPERTS, (5, 70, 1, 12)), [own, own, None, own])
 
 
 def test_an_edited_response_leaves_the_others_and_later_ones_as_they_are() -> None:

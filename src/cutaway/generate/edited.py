@@ -44,6 +44,8 @@ class Kinds:
 
     def of(self, editing: Editing) -> Kind:
         adapters = tuple(edit for edit in editing.edits if isinstance(edit, ReadAdapter))
+        if any(edit.on_experts for edit in adapters):  # an expert's rows tell not whose they are: it runs by itself
+            return Kind(editing.spec, adapters)
         key = editing.spec, tuple(edit.key for edit in adapters)
         kind = self._known.get(key)
         if kind is None:
