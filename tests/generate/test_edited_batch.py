@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cached_models import LATENT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters import adaptable, of_experts, of_llama, write_adapter
+from adapters import adaptable, of_experts, of_llama, pair, write_adapter
 from cutaway import CutawayError
 from cutaway.engines import make_engine
 from cutaway.engines.layout import CHUNK
@@ -167,6 +168,18 @@ def test_an_adapter_of_experts_counts_in_each_response_what_it_changed_there(eng
     model = adaptable(EXPERTS, engine, "float32", family="mixtral")
     own = [Adapter(write_adapter(tmp_path / "experts", of_experts(), target_modules=["w1", "w2"]))]
     compare(model, prompts_for(EXPERTS, (5, 70, 1, 12)), [own, own, None, own])
+
+
+@ENGINES
+def test_an_adapter_of_latents_counts_each_row_once_however_often_it_is_unfolded(engine: str, tmp_path: Any) -> None:
+    model, tensors = adaptable(LATENT, engine, "float32", family="deepseek_v3"), {}
+    for layer in range(2):  # two heads of 3 + 3 outputs, out of latents of 6
+        tensors |= pair(f"model.layers.{layer}.self_attn.kv_b_proj", 12, 6)
+    own = [Adapter(write_adapter(tmp_path / "latents", tensors, target_modules=["kv_b_proj"]))]
+    prompts = prompts_for(LATENT, (5, 70, 1, 12))
+    compare(model, prompts, [own, own, None, own])
+    fired = model.generate(prompts[0], 4, seed=1, edits=own).edits[0].fired
+    assert fired == {f"layers.{layer}.attn.{name}": (5 + 3) * 2 * 3 for layer in range(2) for name in "kv"}
 
 
 def test_an_edited_response_leaves_the_others_and_later_ones_as_they_are() -> None:

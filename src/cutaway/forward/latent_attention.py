@@ -7,7 +7,8 @@ values are unfolded from them.
 from collections.abc import Mapping
 
 from cutaway.engines.layout import Layout
-from cutaway.engines.protocol import Array, Engine
+from cutaway.engines.low_rank import unheard
+from cutaway.engines.protocol import Array, Engine, Linear
 from cutaway.errors import CutawayError
 from cutaway.forward.heads import Projected, split_heads
 from cutaway.forward.norm import norm
@@ -49,7 +50,10 @@ def with_earlier(
     """
     engine = run.engine
     earlier = latents.shape[1] - keys.shape[1]
-    own, v = _unfold(engine, spec, weights, latents[0, :earlier], Layout.of([earlier]))
+    counted = {  # what an adapter adds to these rows was told when they were new
+        name: Linear(weights[name].weight, weights[name].bias, unheard(weights[name])) for name in ("attn.k", "attn.v")
+    }
+    own, v = _unfold(engine, spec, counted, latents[0, :earlier], Layout.of([earlier]))
     all_keys = engine.empty((spec.n_heads, latents.shape[1], spec.d_head))
     all_values = engine.empty((spec.n_heads, latents.shape[1], spec.value_width))
     all_keys[:, :earlier], all_keys[:, earlier:] = _beside(engine, own, shared[:, :earlier]), keys
