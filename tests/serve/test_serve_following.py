@@ -1,8 +1,10 @@
 """A text that shares its beginning with the former one is computed from there on, and no bit of it is another."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +18,8 @@ from cutaway.model import Model
 from cutaway.points import Point, points_of
 from cutaway.serve import passes
 from cutaway.serve.joined import MOST_PARTS
+from cutaway.serve.look import Look
+from cutaway.serve.routes import Page
 from cutaway.serve.runs import Run, Runs
 from cutaway.spec import (
     AttentionSpec,
@@ -237,6 +241,27 @@ def test_what_a_request_asked_for_stays_whatever_others_ask_for_meanwhile():
     whole = model.trace(ids, points=["layers.*.mlp.act"])
     assert (first.value(points[0]) == whole[points[0]]).all()
     assert all((every.value(point) == whole[point]).all() for point in points)
+
+
+def test_a_layer_that_goes_while_a_request_looks_for_it_is_still_told(monkeypatch):
+    spec = replace(LLAMA, layers=LLAMA.layers * 3)
+    model, ids, wanted = cpu_model(spec), random_ids(spec, 40).tolist(), Point("mlp.act", 0)
+    with overviews():
+        one = run(model, ids)
+    one.look([wanted])
+    seen = Look.missing
+
+    def others_come(look: Look, points: Sequence[Point]) -> list[Point]:
+        found = seen(look, points)
+        monkeypatch.undo()
+        one.look([Point("mlp.act", layer) for layer in (1, 2, 3)])  # as the owner thread may at any moment
+        return found
+
+    monkeypatch.setattr(Look, "missing", others_come)
+    page = Page(Any, Any, Any, 100, "a model")  # nobody of the server is asked
+    found = asyncio.run(page._look(Any, one, [wanted]))
+    assert one.missing([wanted]) == [wanted]
+    assert (found.value(wanted) == model.trace(ids, points=[wanted])[wanted]).all()
 
 
 def test_lengths_of_rows_are_those_of_the_whole():

@@ -1,6 +1,6 @@
 """A run as one request reads it: what it asked for stays, whatever the run lets go of meanwhile."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +29,10 @@ class Look:
         self.trace: Trace = run.trace
         self.prompt: Prompt = run.trace.prompt
         self.length = run.length
+
+    def missing(self, points: Iterable[Point]) -> list[Point]:
+        """Those of `points` that no pass behind this look has kept."""
+        return [point for point in points if not any(point in trace for trace in self._traces)]
 
     @property
     def arithmetic(self) -> Arithmetic:

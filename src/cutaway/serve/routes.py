@@ -215,8 +215,9 @@ class Page:
             raise Missing("This run is no longer held; run the prompt again.") from None
 
     async def _look(self, request: Request, run: Run, points: list[Point]) -> Look:
-        if not run.missing(points):
-            return run.look()
+        look = run.look()  # what it holds stays, whatever the owner thread lets go of meanwhile
+        if not look.missing(points):
+            return look
         return await self._owned(request, lambda: run.look(points))
 
     async def _owned(self, request: Request, work: Callable[[], T]) -> T:

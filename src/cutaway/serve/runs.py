@@ -81,15 +81,14 @@ class Run:
 
     def missing(self, points: Iterable[Point]) -> list[Point]:
         """Those of `points` that no pass has kept so far."""
-        traces = [self.trace, *(trace for trace, _ in self._more)]
-        return [point for point in points if not any(point in trace for trace in traces)]
+        return self.look().missing(points)
 
     def look(self, points: Sequence[Point] = ()) -> Look:
         """The run with these points. What no pass has kept is computed now: their layers run again, or with edits the
         pass; it gives the same numbers, bit for bit. Only the owner thread may ask for what is `missing`.
         """
-        held = [trace for trace, _ in self._more]
-        return Look(self, [self.trace, *held, *self._captured(self.missing(points))])
+        held = [self.trace, *(trace for trace, _ in self._more)]
+        return Look(self, [*held, *self._captured(Look(self, held).missing(points))])
 
     def _captured(self, wanted: Sequence[Point]) -> "list[Trace]":
         if not wanted:
