@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.kernel import place
-from cutaway.engines.cpu.memory import keep_freed_memory
+from cutaway.engines.cpu.memory import empty, keep_freed_memory
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
 from cutaway.engines.cpu.stack import Stacks, at_one_go
 from cutaway.engines.cpu.threads import thread_count
@@ -50,7 +50,7 @@ class CpuEngine:
         return values
 
     def empty(self, shape: Sequence[int]) -> np.ndarray:
-        return np.empty(shape, np.float32)
+        return empty(shape)
 
     def copy(self, values: np.ndarray) -> np.ndarray:
         return values.copy()
@@ -69,7 +69,7 @@ class CpuEngine:
                 f"[{layout.rows}, {d_in}]."
             )
         x = self.array(x)
-        y = np.empty((len(x), d_out), np.float32)
+        y = empty((len(x), d_out))
         if not len(x):  # where rows are missing the kernels take the last one again, so there has to be one
             return y
         parts = parts_of(d_out, d_in, len(x))
@@ -92,7 +92,7 @@ class CpuEngine:
     def _norm(self, x: np.ndarray, gain: Gain, eps: float, centre: bool) -> np.ndarray:
         x, scale = self.array(x), self.array(gain.gain)
         _expect(x.shape[-1:] == scale.shape, "A norm has one gain for each coordinate", x, scale)
-        out = np.empty_like(x)
+        out = empty(x.shape)
         bias = None if gain.bias is None else self.array(gain.bias)
         if bias is not None:
             _expect(bias.shape == scale.shape, "A norm has one shift for each coordinate", scale, bias)
@@ -106,7 +106,7 @@ class CpuEngine:
         if kind not in ACTIVATIONS:  # "sigmoid", "tanh": used on a few numbers per token only
             active = REFERENCE[kind](x)
             return active if times is None else active * times
-        out = np.empty_like(x)
+        out = empty(x.shape)
         elementwise.activate(x, out, kind, times)
         return out
 
@@ -116,13 +116,13 @@ class CpuEngine:
         _expect(
             fits and 2 * cosines.shape[-1] <= x.shape[2], "There is one angle for each row and pair", x, cosines, sines
         )
-        out = np.empty(x.shape, np.float32)
+        out = empty(x.shape)
         elementwise.rotate(x, cosines, sines, pairing == "adjacent", out)
         return out
 
     def dots(self, q: np.ndarray, k: np.ndarray) -> np.ndarray:
         _expect(len(q) % len(k) == 0 and q.shape[2] == k.shape[2], "Each key head serves as many query heads", q, k)
-        out = np.empty((*q.shape[:2], k.shape[1]), np.float32)
+        out = empty((*q.shape[:2], k.shape[1]))
         attend.dots(_rows_contiguous(q), _rows_contiguous(k), out)
         return out
 
@@ -156,7 +156,7 @@ class CpuEngine:
     def mix(self, pattern: np.ndarray, v: np.ndarray) -> np.ndarray:
         fits = len(pattern) % len(v) == 0 and pattern.shape[2] == v.shape[1]
         _expect(fits, "There is one weight of a pattern for each value", pattern, v)
-        out = np.empty((*pattern.shape[:2], v.shape[2]), np.float32)
+        out = empty((*pattern.shape[:2], v.shape[2]))
         attend.mix(self.array(pattern), _rows_contiguous(v), out)
         return out
 
@@ -168,7 +168,7 @@ class CpuEngine:
         first, last = (np.clip(part, 0, keys.shape[1]).astype(np.int64) for part in (scoring.first, scoring.last))
         _expect(first.shape == last.shape == (rows,), "Each query row sees one range of keys", q, first, last)
         growth = None if scoring.growth is None else self.array(scoring.growth)
-        out = np.empty((rows, n_heads, values.shape[2]), np.float32).swapaxes(0, 1)  # as the heads are joined
+        out = empty((rows, n_heads, values.shape[2])).swapaxes(0, 1)  # as the heads are joined
         scratch = self._scratch("scores", attend.attend_scratch(n_heads, rows, keys.shape[1]))
         q, keys, values = map(_rows_contiguous, (q, keys, values))
         attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
@@ -202,7 +202,7 @@ class CpuEngine:
         """A float32 scratch of this Python thread, kept from call to call; what it holds is arbitrary."""
         kept: np.ndarray | None = getattr(self._local, use, None)
         if kept is None or kept.size < size:
-            kept = np.empty(size, np.float32)
+            kept = empty((size,))
             setattr(self._local, use, kept)
         return kept[:size]
 

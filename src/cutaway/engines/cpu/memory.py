@@ -1,7 +1,15 @@
-"""Keeping the memory that a pass gives back for the next one."""
+"""Arrays that begin at a cache line, and keeping the memory that a pass gives back for the next one."""
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from math import prod
+
+import numpy as np
+
+from cutaway.engines.cpu.kernel import place
+
+_LINE = 64  # bytes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's names for its settings
 _KEPT = 256 << 20  # bytes of freed memory that stay with the process
@@ -22,3 +30,14 @@ def keep_freed_memory() -> None:
         return
     mallopt(_TRIM_THRESHOLD, _KEPT)
     mallopt(_MMAP_THRESHOLD, _LARGEST)
+
+
+def empty(shape: Sequence[int]) -> np.ndarray:
+    """A float32 array to be written into, which begins at a cache line.
+
+    NumPy's begin anywhere; then each vector of 64 bytes lies across two lines, and takes two turns to fetch.
+    """
+    size = prod(shape)
+    room = np.empty(size + _LINE // 4, np.float32)
+    skipped = -place(room) % _LINE // 4
+    return room[skipped : skipped + size].reshape(shape)

@@ -14,6 +14,7 @@ import numpy as np
 from cutaway.engines.cpu import attend
 from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.layer_program import LayerProgram
+from cutaway.engines.cpu.memory import empty
 from cutaway.engines.cpu.processor import LANES, TILE_LEFT
 from cutaway.engines.cpu.stack_program import StackProgram
 from cutaway.engines.cpu.threads import own_turn
@@ -95,13 +96,13 @@ class Stacks:
         New keys and values are written into each segment's room. The tap is that of the only layer, or of none.
         """
         lengths = tuple(part.length for part in attended)
-        x, out = np.ascontiguousarray(x, np.float32), np.empty(x.shape, np.float32)
+        x, out = np.ascontiguousarray(x, np.float32), empty(x.shape)
         with own_turn():
             program = self._program(engine, specs, weights, lengths)
             shown = {}
             if tap.shown:
                 shapes = program.layers[0].shapes
-                shown = {name: np.empty(shapes[name], np.float32) for name in _arrays_for(program.layers[0], tap.shown)}
+                shown = {name: empty(shapes[name]) for name in _arrays_for(program.layers[0], tap.shown)}
             program.set("x", place(x))
             program.set("resid_post", place(out))
             for index, rotary in enumerate(program.rotaries):
@@ -151,7 +152,7 @@ class Stacks:
         for number, spec in enumerate(program.attentions):
             rule, size = self._rule(part.rule(spec), end), spec.n_heads * part.length * end
             if wanted:
-                pattern = np.empty((spec.n_heads, part.length, end), np.float32)
+                pattern = empty((spec.n_heads, part.length, end))
                 pattern[:, :, : rule.start] = 0.0
                 target = place(pattern)
             parts = rule.parts(size, spec.d_head, end - rule.start)
@@ -172,7 +173,7 @@ class Stacks:
         kept = self._scratch.get(name)
         if kept is None or kept[0].size < size:
             self._moved += 1  # before the old one goes
-            room = np.empty(max(size, 2 * (0 if kept is None else kept[0].size)), np.float32)
+            room = empty((max(size, 2 * (0 if kept is None else kept[0].size)),))
             kept = self._scratch[name] = (room, place(room))
         return kept[1]
 
