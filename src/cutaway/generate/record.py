@@ -1,6 +1,5 @@
 """What happened at one step, stage by stage, so that it can be looked at and done again without the model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -210,16 +209,3 @@ def alternatives(own: Candidates, count: int) -> tuple[tuple[int, float], ...]:
     best = own.leading(count)
     logarithms = own.logits[best] - own.highest - np.log(own.total)
     return tuple(zip(own.ids[best].tolist(), logarithms.tolist(), strict=True))
-
-
-def shares_beside(records: Sequence[StageRecord], ids: Sequence[int]) -> np.ndarray:
-    """What each stage left to each of `ids`, `[stages, ids]`; NaN where a record keeps neither that token nor all."""
-    rows = np.full((len(records), len(ids)), np.nan)
-    for row, record in zip(rows, records, strict=True):
-        if record.whole is not None:
-            row[:] = record.whole[list(ids)]
-            continue
-        known = dict(zip(record.ids.tolist(), record.shares.tolist(), strict=True))
-        known |= dict.fromkeys(record.removed_ids.tolist(), 0.0)
-        row[:] = [known.get(id, 0.0 if record.kept == len(record.ids) else np.nan) for id in ids]
-    return rows

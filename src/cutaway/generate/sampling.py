@@ -74,11 +74,6 @@ class Sampling:
             )
         return tuple(made[name] for name in order if name in made)
 
-    @property
-    def ordered_as(self) -> tuple[str, ...]:
-        """The names of all stages that `order` has, in use or not."""
-        return _order(self.order)
-
     def _wanted(self) -> list[Stage]:
         wanted: list[Stage] = []
         if self.repetition_penalty is not None:

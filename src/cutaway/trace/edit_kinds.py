@@ -7,7 +7,7 @@ a query may see; to let it see more, leave out the mask (`Without("mask")`).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -376,8 +376,3 @@ def _numbers(what: str, values: Any) -> np.ndarray:
 KINDS: dict[str, type[PointEdit]] = {
     edit.kind: edit for edit in (Zero, Mean, Resample, Replace, Freeze, Add, Scale, Knockout, Drop, Keep, Function)
 }
-
-
-def own_fields(edit: Edit) -> list[str]:
-    """The names of an edit's settings, without those that only select a part of the value."""
-    return [f.name for f in fields(edit) if f.name not in SELECTIONS]  # type: ignore[arg-type]
