@@ -295,3 +295,12 @@ def test_the_toy_answers_while_another_model_is_loading(monkeypatch):
         assert client.post("/api/run", json={"model": "toy", "prompt": PROMPT}).status_code == 200
         go_on.set()
         assert client.post("/api/run", json={"model": "other", "prompt": PROMPT}).status_code == 200
+
+
+def test_a_run_of_a_model_in_memory_asks_nothing_of_the_disk(client, monkeypatch):
+    def asked():
+        raise AssertionError("the models on the disk were looked for")
+
+    assert client.post("/api/run", json={"model": "toy", "prompt": PROMPT}).status_code == 200
+    monkeypatch.setattr("cutaway.checkpoints.sources.known_models", asked)
+    assert client.post("/api/run", json={"model": "toy", "prompt": PROMPT}).status_code == 200

@@ -7,6 +7,7 @@ and computes only what is new. Nothing is written into what another run refers t
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class Part:
         self.values, self.rows = values, rows
         self._lengths: np.ndarray | None = None
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of its values, those that stand at two addresses counted once."""
         return sum({_place(value): value.nbytes for value in self.values.values()}.values())

@@ -64,7 +64,9 @@ class Models:
 
     async def get(self, name: object) -> "Model":
         """The model, once it is loaded. Raises CutawayError for an unknown name or a model that cannot be loaded."""
-        checked = self.check(name)
+        # Of a model in memory nothing is asked on the disk, which a keystroke would wait for.
+        ready = isinstance(name, str) and self._state(name, False)[0] == "ready"
+        checked = str(name) if ready else self.check(name)
         return await asyncio.shield(self.begin(checked))
 
     def _load(self, name: str) -> "Model":

@@ -1,7 +1,6 @@
 """Parts of tensors as the page draws them: cut out, pooled to as many cells as it has room for, coded in 8 bits."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 
@@ -94,7 +93,7 @@ def envelope(
 
 def framed(header: TensorHeader | AtlasHeader | Manifest, numbers: np.ndarray | None = None) -> bytes:
     """Header and numbers, both padded to multiples of 8."""
-    told = json.dumps(asdict(header), separators=(",", ":"), allow_nan=False).encode()
+    told = json.dumps(header, default=vars, separators=(",", ":"), allow_nan=False).encode()
     told += b" " * (-(len(told) + 4) % 8)
     body = b"" if numbers is None else np.ascontiguousarray(numbers).tobytes()
     return len(told).to_bytes(4, "little") + told + body + b"\0" * (-len(body) % 8)

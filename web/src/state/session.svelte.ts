@@ -2,57 +2,40 @@
 import { api, Refused, type Edit } from "../api";
 import type { Atlas } from "../draw/atlas";
 import { palette } from "../draw/scales";
-import type { ModelCard, ModelEntry, NextTokenCard } from "../protocol";
+import type { ModelCard, ModelEntry } from "../protocol";
 import { distribution, draw, type Settings } from "../sampling";
+import { frameAfter } from "./frame";
 import { History } from "./history.svelte";
 import { atlasOf, flowOf, look, type Shown } from "./look";
+import { Looking } from "./looking.svelte";
 import { Cards, watchModels } from "./models";
-import { DEFAULTS, fromHash, type Place, toHash, type View } from "./permalink";
-import { headFor, layerKind, pointCard, shape3 } from "./points";
-
-export interface Drawn {
-  token: NextTokenCard;
-  uniform: number;
-}
+import { fromHash, type Place, toHash, type View } from "./permalink";
+import { headFor, layerKind, pointCard } from "./points";
 
 const TOY = "toy";
 const UNIFORMS = 512;
+const SLOW = 150; // milliseconds
 
-class Session {
+class Session extends Looking {
   models = $state.raw<ModelEntry[]>([]);
-  wanted = $state("");
-  model = $state("");
   card = $state.raw<ModelCard | null>(null);
-
-  text = $state("");
-  /** Ids in place of the text, where the prompt has grown by drawn tokens; null while the text itself is run. */
-  ids = $state.raw<number[] | null>(null);
-  grown = $state.raw<Drawn[]>([]);
 
   shown = $state.raw<Shown | null>(null);
   ghost = $state.raw<Shown | null>(null);
+  /** A pass that has just come: for one frame the flow alone draws it, and then all of the page. */
+  early = $state.raw<{ shown: Shown; ghost: Shown | null } | null>(null);
   atlas = $state.raw<Atlas | null>(null);
   busy = $state(false);
+  /** Whether a pass has been under way for so long that it is worth saying. */
+  slow = $state(false);
   waitedFor = $state(0);
   problem = $state.raw<{ sentence: string; kind: string } | null>(null);
   ready = $state(false);
 
-  view = $state<View>("layer");
-  layer = $state(0);
-  head = $state(0);
-  token = $state<number | null>(null);
-  expert = $state<number | null>(null);
-  pinned = $state<string | null>(null);
-  cell = $state.raw<[number, number] | null>(null);
-
-  settings = $state.raw<Settings>(DEFAULTS);
-  seed = $state(0);
   uniforms = $state.raw<number[]>([]);
   /** How many of the seed's numbers have been used. */
   used = $state(0);
   running = $state(false);
-
-  edits = $state.raw<Edit[]>([]);
 
   dark = $state(matchMedia("(prefers-color-scheme: dark)").matches);
   colours = $derived(palette(this.dark));
@@ -77,6 +60,8 @@ class Session {
   #plain: { run: string; model: string } | null = null;
   #loading = new AbortController();
   #again = false;
+  /** Ends the wait for a frame, where one is waited for. */
+  #hurry: () => void = () => undefined;
   #listens = false;
   #serial = 0;
   #cards = new Cards();
@@ -84,7 +69,7 @@ class Session {
   /** Open the page: where the link says, or at the model that the server was started for. */
   async open(): Promise<void> {
     const place = fromHash(location.hash);
-    this.#take(place);
+    this.take(place);
     try {
       const listed = await api.models();
       this.models = listed.models;
@@ -112,44 +97,9 @@ class Session {
     });
   }
 
-  /** Everything that a link keeps. */
-  get place(): Place {
-    return {
-      model: this.wanted || this.model,
-      text: this.text,
-      ids: this.ids,
-      view: this.view,
-      layer: this.layer,
-      head: this.head,
-      pinned: this.pinned,
-      cell: this.cell,
-      token: this.token,
-      expert: this.expert,
-      settings: this.settings,
-      seed: this.seed,
-      edits: this.edits,
-    };
-  }
-
-  #take(place: Place): void {
-    this.view = place.view;
-    this.layer = place.layer;
-    this.head = place.head;
-    this.pinned = place.pinned;
-    this.cell = place.cell;
-    this.token = place.token;
-    this.expert = place.expert;
-    this.settings = place.settings;
-    this.seed = place.seed;
-    this.edits = place.edits;
-    if (place.text !== null) this.text = place.text;
-    this.ids = place.ids;
-    this.grown = [];
-  }
-
   async restore(place: Place): Promise<void> {
     const seed = this.seed;
-    this.#take(place);
+    this.take(place);
     if (seed !== place.seed) await this.#newSeed();
     if (place.model && place.model !== this.model) await this.choose(place.model, place);
     else await this.run();
@@ -204,7 +154,7 @@ class Session {
     this.card = card;
     if (changed) this.atlas = null;
     if (place) {
-      this.#take(place);
+      this.take(place);
       if (place.text === null && place.ids === null) this.text = card.examples[0] ?? "";
     } else if (changed) {
       // A text that the old model's examples offered makes way for one of the new model's.
@@ -235,15 +185,19 @@ class Session {
   async run(): Promise<void> {
     if (this.busy) {
       this.#again = true;
+      this.#hurry();
       return;
     }
     this.busy = true;
+    const telling = setTimeout(() => (this.slow = true), SLOW);
     try {
       do {
         this.#again = false;
         await this.#pass();
       } while (this.#again);
     } finally {
+      clearTimeout(telling);
+      this.slow = false;
       this.busy = false;
     }
   }
@@ -257,6 +211,7 @@ class Session {
       return;
     }
     const serial = ++this.#serial;
+    const head = this.head;
     const prompt = this.ids === null ? { prompt: this.text } : { ids: this.ids };
     // A run of the model before is let go of once nothing of it is drawn any more.
     const former = this.#plain && this.#plain.model !== card.name ? this.#plain.run : null;
@@ -274,14 +229,19 @@ class Session {
         ghost = await plain();
       } else shown = await plain();
       if (serial !== this.#serial) return;
-      this.#settle(card, shown.manifest.tokens.length);
+      this.settle(card, shown.manifest.tokens.length);
+      if (this.shown?.card === card && this.view === "layer" && !this.#again && !this.running) {
+        this.early = { shown, ghost };
+        await Promise.race([frameAfter(), new Promise<void>((go) => (this.#hurry = go))]);
+      }
       this.shown = shown;
       this.ghost = ghost;
+      this.early = null;
       this.problem = null;
       if (former !== null) api.leave(former);
-      this.#link();
+      this.link();
       if (this.view === "heads") void this.loadAtlas();
-      if (shown.layer !== this.layer) void this.loadLayer();
+      if (shown.layer !== this.layer || head !== this.head) void this.loadLayer(); // turned on meanwhile
     } catch (error) {
       if (serial === this.#serial) this.fail(error);
     }
@@ -290,22 +250,6 @@ class Session {
   #leave(): void {
     if (this.#plain) api.leave(this.#plain.run);
     this.#plain = null;
-  }
-
-  /** Keep the place inside what the pass has. */
-  #settle(card: ModelCard, tokens: number): void {
-    this.layer = Math.min(this.layer, card.sizes.N - 1);
-    this.head = Math.min(this.head, layerKind(card, this.layer).sizes.H - 1);
-    if (this.token !== null && this.token >= tokens) this.token = null;
-    if (this.expert !== null && this.expert >= (layerKind(card, this.layer).sizes.E ?? 0)) this.expert = null;
-    if (this.pinned !== null && pointCard(card, this.pinned) === null) {
-      this.pinned = null;
-      this.cell = null;
-    }
-    if (this.pinned !== null && this.cell !== null) {
-      const [, rows, columns] = shape3(card, this.pinned, tokens);
-      if (this.cell[0] >= rows || this.cell[1] >= columns) this.cell = null;
-    }
   }
 
   /** Draw another layer, or another head of it. */
@@ -354,13 +298,13 @@ class Session {
       const address = `layers.${to}.${name}`;
       this.pinned = pointCard(this.card, address) ? address : null;
     }
-    this.#link();
+    this.link();
     void this.loadLayer();
   }
 
   show(view: View): void {
     this.view = view;
-    this.#link();
+    this.link();
     if (view === "heads") void this.loadAtlas();
   }
 
@@ -368,7 +312,7 @@ class Session {
   pin(address: string | null, cell: [number, number] | null = null): void {
     this.pinned = address;
     this.cell = cell;
-    this.#link();
+    this.link();
     const layer = address ? /^layers\.(\d+)\./.exec(address)?.[1] : undefined;
     if (layer !== undefined && Number(layer) !== this.layer) {
       this.layer = Number(layer);
@@ -378,30 +322,30 @@ class Session {
 
   pinCell(cell: [number, number] | null): void {
     this.cell = cell;
-    this.#link();
+    this.link();
   }
 
   pickToken(position: number | null): void {
     this.token = this.token === position ? null : position;
-    this.#link();
+    this.link();
   }
 
   /** Look at one expert of the layer, or at none. */
   pickExpert(expert: number | null): void {
     this.expert = this.expert === expert ? null : expert;
-    this.#link();
+    this.link();
   }
 
   set(settings: Partial<Settings>): void {
     this.settings = { ...this.settings, ...settings };
-    this.#link();
+    this.link();
   }
 
   async reseed(seed: number): Promise<void> {
     this.seed = seed;
     this.used = 0;
     await this.#newSeed();
-    this.#link();
+    this.link();
   }
 
   async #newSeed(): Promise<void> {
@@ -438,11 +382,6 @@ class Session {
       error instanceof Refused
         ? { sentence: error.message, kind: error.kind }
         : { sentence: `The page failed: ${error instanceof Error ? error.message : String(error)}`, kind: "refused" };
-  }
-
-  #link(): void {
-    const hash = toHash(this.place);
-    if (location.hash.slice(1) !== hash) history.replaceState(null, "", `#${hash}`);
   }
 }
 
