@@ -163,6 +163,20 @@ def test_adapters_and_parts_left_out_share_passes_with_their_like(engine: str, t
     compare(model, prompts_for(LLAMA), edits)
 
 
+def test_an_adapter_that_was_written_over_or_taken_away_meanwhile_is_still_the_one_that_was_read(tmp_path: Any) -> None:
+    model, folder, basic = adaptable(engine="numpy"), tmp_path / "adapter", Basic(4, temperature=0)
+    requests = []
+    for seed in (0, 4):
+        written = write_adapter(tmp_path / str(seed), of_llama(seed=seed))
+        written.rename(folder)
+        requests.append(model.request([1, 2, 3], basic, None, [Adapter(folder)]))
+        folder.rename(tmp_path / f"{seed} gone")
+    shared = all_finished(model.batch(), requests)
+    for request, out in zip(requests, shared, strict=True):
+        assert_alike(all_finished(model.batch(), [request])[0], out)
+    assert shared[0].logprobs != shared[1].logprobs
+
+
 @ENGINES
 def test_an_adapter_of_experts_counts_in_each_response_what_it_changed_there(engine: str, tmp_path: Any) -> None:
     model = adaptable(EXPERTS, engine, "float32", family="mixtral")

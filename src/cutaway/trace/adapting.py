@@ -70,19 +70,29 @@ class Adapter(Edit):
 
     def read_for(self, base: "Checkpoint") -> "ReadAdapter":
         """The same edit with the adapter's matrices. Raises CutawayError as `read_adapter` does."""
-        from cutaway.checkpoints.adapter import read_adapter
+        from cutaway.checkpoints.adapter import adapter_files, read_adapter
 
-        return ReadAdapter(self.source, self.scale, read_adapter(self.source, base))
+        stamps = [file_stamp(path) for path in adapter_files(self.source) if path.is_file()]  # of what is read now
+        return ReadAdapter(self.source, self.scale, read_adapter(self.source, base), stamps)
 
 
 class ReadAdapter(Adapter):
     """An adapter whose matrices are at hand: what runs take. It is the same edit, with the same name for caches."""
 
-    def __init__(self, source: str | Path, scale: float, read: "adapter.Adapter") -> None:
+    def __init__(
+        self, source: str | Path, scale: float, read: "adapter.Adapter", stamps: Sequence[tuple[int, int]]
+    ) -> None:
         super().__init__(source, scale)
         object.__setattr__(self, "read", read)
+        object.__setattr__(self, "_stamps", list(stamps))
 
     read: "adapter.Adapter"
+    _stamps: list[tuple[int, int]]
+
+    @property
+    def stamps(self) -> list[tuple[int, int]]:
+        """What told its files from others when they were read: what lies there now may be another adapter."""
+        return self._stamps
 
     @property
     def parts(self) -> dict[str, LowRank]:
