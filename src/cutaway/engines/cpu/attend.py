@@ -13,6 +13,7 @@ from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.threads import thread_count
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
+_MOST_PARTS = 1 << 10  # of one segment: 32 of them in a phase stay within what the pool can count
 _SCRATCH = 1 << 16  # numbers of a block's scores: they stay in the second-level cache
 
 
@@ -29,7 +30,7 @@ def kernels() -> dict[str, Kernel]:
 
 def attention_parts(work: int) -> int:
     """Parts of a kernel of so many products: one where waking another thread costs more than it saves."""
-    return min(4 * thread_count(), max(thread_count(), work >> 18)) if work >= _PARALLEL_FROM else 1
+    return min(4 * thread_count(), _MOST_PARTS, max(thread_count(), work >> 18)) if work >= _PARALLEL_FROM else 1
 
 
 def dots(q: np.ndarray, k: np.ndarray, out: np.ndarray) -> None:
