@@ -167,3 +167,14 @@ def test_main_takes_the_processes_own_arguments_where_none_are_given(monkeypatch
     monkeypatch.setattr(sys, "argv", ["cutaway", "--version"])
     assert main() == 0
     assert capsys.readouterr().out.startswith("cutaway ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "command", ["generate wizard --model toy --max-tokens 2", "chat --model toy", "trace wizard --model toy"]
+)
+def test_a_stream_that_was_closed_before_the_start_is_none_and_no_fault(command, closed):
+    line = f"{shlex.quote(sys.executable)} -m cutaway {command} {closed}"
+    ended = subprocess.run(["sh", "-c", line], input=b"", capture_output=True, timeout=300, check=False)
+    assert ended.returncode == (2 if command.startswith("chat") else 0)
+    assert b"Traceback" not in ended.stderr

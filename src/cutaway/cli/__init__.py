@@ -51,6 +51,7 @@ _SUMMARY = "See inside a transformer while it runs: its whole forward pass, ever
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own where not given) and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     _write_unicode()
     with warnings.catch_warnings():
         warnings.showwarning = _tell_warning
@@ -158,6 +159,13 @@ def _top_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"cutaway {__version__}")
     parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that were closed before the start (`>&-`) are None: what is said there goes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _write_unicode() -> None:
