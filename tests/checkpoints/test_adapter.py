@@ -233,3 +233,27 @@ def test_experts_of_their_own_are_modules_and_the_router_is_one(tmp_path: Path) 
 def test_a_folder_with_an_adapter_says_how_it_is_used(tmp_path: Path) -> None:
     with pytest.raises(CutawayError, match=r"holds an adapter.*edits\.Adapter.*merged"):
         cutaway.load(adapter(tmp_path))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 10**400])
+@pytest.mark.parametrize("key", ["lora_alpha", "alpha_pattern"])
+def test_a_strength_that_is_no_finite_number_is_refused_by_its_key(key: str, value: float, tmp_path: Path) -> None:
+    told = refusal(adapter(tmp_path, **{key: value if key == "lora_alpha" else {"q_proj": value}}))
+    assert key in told
+    assert "finite" in told or "number" in told
+
+
+def test_a_configuration_that_is_far_too_long_is_not_read(tmp_path: Path) -> None:
+    folder = adapter(tmp_path)
+    with (folder / "adapter_config.json").open("r+b") as file:
+        file.truncate(1 << 36)  # a hole on disk, but 64 GB to whoever reads it
+    assert "68,719,476,736 bytes long" in refusal(folder)
+
+
+@pytest.mark.parametrize("scale", ["x", True, None, [1], 1j, np.complex64(1), float("nan"), 10**400])
+def test_a_scale_that_is_no_finite_number_is_refused_in_an_edit_and_in_a_merge(scale: Any, tmp_path: Path) -> None:
+    folder = adapter(tmp_path)
+    for taken in (lambda: Adapter(folder, scale), lambda: adaptable().merged(folder, scale)):
+        with pytest.raises(CutawayError, match="scale of an adapter must be") as refused:
+            taken()
+        assert len(str(refused.value)) < 300

@@ -4,6 +4,7 @@ An adapter stands beside a base model: to some of its matrices it adds scale · 
 for one model, under our names, its numbers left as they lie in the file.
 """
 
+import os
 import re
 import warnings
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ class Adapter:
 def adapter_files(source: str | Path) -> tuple[Path, Path]:
     """The configuration and the weights of the adapter in a folder, or of one .safetensors file beside its config."""
     path = Path(source)
-    if path.suffix == ".safetensors" and not path.is_dir():
+    if path.suffix == ".safetensors" and not os.path.isdir(path):
         return path.parent / CONFIG_NAME, path
     return path / CONFIG_NAME, path / WEIGHTS_NAME
 
@@ -84,15 +85,16 @@ def read_adapter(source: str | Path, base: Checkpoint) -> Adapter:
 
 
 def _refuse_what_is_none(config: Path, weights: Path) -> None:
+    # os.path, not Path: it says no of a name that no file can have (too long, with a NUL), where Path raises.
     folder = config.parent
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise CutawayError(f"There is no folder {folder}; an adapter is one with {CONFIG_NAME} and {WEIGHTS_NAME}.")
-    if not config.is_file():
+    if not os.path.isfile(config):
         raise CutawayError(f"{folder} has no {CONFIG_NAME}; an adapter as PEFT saves it has one beside its weights.")
-    if weights.is_file():
+    if os.path.isfile(weights):
         return
     pickle = weights.with_suffix(".bin")
-    if pickle.is_file():
+    if os.path.isfile(pickle):
         raise CutawayError(
             f"{folder} has its adapter as a pickle ({pickle.name}), which can run any code when it is opened, so "
             f"Cutaway never does; PEFT saves {WEIGHTS_NAME} unless it is told otherwise."

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import sqrt
+from math import isfinite, sqrt
 from typing import Any
 
 from cutaway.checkpoints.families.config import Config
@@ -98,9 +98,11 @@ def read_adapter_config(values: Mapping[str, Any], where: str) -> AdapterConfig:
         where=where,
         base=config.optional("base_model_name_or_path", str),
         rank=config.size("r", 8, most=1 << 16),
-        alpha=config.get("lora_alpha", float, 8.0),
+        alpha=_finite(config, "lora_alpha", config.get("lora_alpha", float, 8.0)),
         ranks=_ranks(config),
-        alphas=_pattern(config, "alpha_pattern", (int, float)),
+        alphas={
+            n: _finite(config, "alpha_pattern", a) for n, a in _pattern(config, "alpha_pattern", (int, float)).items()
+        },
         by_root=config.get("use_rslora", bool, False),
         targets=_texts(config, "target_modules"),
         excluded=_texts(config, "exclude_modules"),
@@ -130,6 +132,15 @@ def _pattern(config: Config, key: str, kinds: tuple[type, ...]) -> dict[str, Any
                 f"{key!r} gives {quoted(name)} the value {quoted(value)} in {config.where}; a number fits."
             )
     return found
+
+
+def _finite(config: Config, key: str, value: float) -> float:
+    try:
+        if isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number that no float can hold
+        pass
+    raise CutawayError(f"{key!r} holds {quoted(value)} in {config.where}; it must be finite.")
 
 
 def _texts(config: Config, key: str) -> tuple[str, ...] | str:

@@ -26,6 +26,7 @@ from cutaway.spec import ExpertsSpec, ModelSpec, parameter_shapes
 from cutaway.spec.catalog import CATALOG, catalog_spec
 from cutaway.text.tokenizer import Tokenizer
 
+_LONGEST_JSON = 64_000_000  # bytes; the longest index of a published checkpoint has a tenth
 MOST_EXPERTS = 100_000  # in all layers together; the largest published models have under 30,000
 
 
@@ -180,8 +181,10 @@ def _check_vocabulary(checkpoint: Checkpoint) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises CutawayError for what is none, and for a key that is given twice."""
+    """The object in a JSON file. Raises CutawayError for what is none, too long, or has a key twice."""
     try:
+        if (size := path.stat().st_size) > _LONGEST_JSON:
+            raise CutawayError(f"{path} is {size:,} bytes long; a configuration has at most {_LONGEST_JSON:,}.")
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
     except FileNotFoundError:
         raise CutawayError(f"{path.parent} has no {path.name}; a model folder needs one beside its weights.") from None

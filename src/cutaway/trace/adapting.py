@@ -1,14 +1,16 @@
 """A LoRA adapter as an edit: what it adds to the projections of one run, and the count of what that changed."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from cutaway.checkpoints.stored import quoted
 from cutaway.engines.protocol import LowRank
 from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
@@ -51,12 +53,8 @@ class Adapter(Edit):
     def __post_init__(self) -> None:
         if not isinstance(self.source, str | Path) or not str(self.source):
             raise CutawayError(f"An adapter is a folder, or a .safetensors file, not {self.source!r}.")
-        if not isinstance(self.scale, int | float | np.number) or isinstance(self.scale, bool):
-            raise CutawayError(f"The scale of an adapter must be a number; it is {self.scale!r}.")
-        if not isfinite(self.scale):
-            raise CutawayError(f"The scale of an adapter must be finite; it is {self.scale!r}.")
         object.__setattr__(self, "source", str(self.source))
-        object.__setattr__(self, "scale", float(self.scale))
+        object.__setattr__(self, "scale", _checked_scale(self.scale))
 
     def __str__(self) -> str:
         return f"adapter {Path(self.source).name}" + ("" if self.scale == 1.0 else f", {self.scale:g} times")
@@ -72,7 +70,9 @@ class Adapter(Edit):
         """The same edit with the adapter's matrices. Raises CutawayError as `read_adapter` does."""
         from cutaway.checkpoints.adapter import adapter_files, read_adapter
 
-        stamps = [file_stamp(path) for path in adapter_files(self.source) if path.is_file()]  # of what is read now
+        stamps = [
+            file_stamp(path) for path in adapter_files(self.source) if os.path.isfile(path)
+        ]  # of what is read now
         return ReadAdapter(self.source, self.scale, read_adapter(self.source, base), stamps)
 
 
@@ -113,12 +113,25 @@ def read_adapters(edits: Iterable[Edit], base: "Checkpoint") -> tuple[Edit, ...]
     )
 
 
+def _checked_scale(scale: Any) -> float:
+    if not isinstance(scale, int | float | np.integer | np.floating) or isinstance(scale, bool):
+        raise CutawayError(f"The scale of an adapter must be a number; it is {quoted(scale)}.")
+    try:
+        number = float(scale)
+    except OverflowError:  # a whole number that no float can hold
+        number = inf
+    if not isfinite(number):
+        raise CutawayError(f"The scale of an adapter must be finite; it is {quoted(scale)}.")
+    return number
+
+
 def scaled(adapters: Any, scale: float = 1.0) -> tuple[Edit, ...]:
     """One adapter or several, each a path or an edit, all of them `scale` times."""
     listed = [adapters] if isinstance(adapters, str | Path | Edit) else adapters
     if not isinstance(listed, Iterable):
         raise CutawayError(f"Adapters are folders, or edits.Adapter; {adapters!r} is none.")
     edits = [one if isinstance(one, Edit) else Adapter(one) for one in listed]
+    scale = _checked_scale(scale)
     return tuple(Adapter(one.source, one.scale * scale) if isinstance(one, Adapter) else one for one in edits)
 
 

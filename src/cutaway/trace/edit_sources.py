@@ -198,8 +198,9 @@ def file_stamp(path: str | Path) -> tuple[int, int]:
     """What tells a file from the one that was there before: its time and size."""
     try:
         told = os.stat(path)
-    except OSError as error:
-        raise CutawayError(f"The source {str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+        why = getattr(error, "strerror", None) or error
+        raise CutawayError(f"The source {str(path)!r} cannot be read: {why}.") from None
     return told.st_mtime_ns, told.st_size
 
 

@@ -43,6 +43,7 @@ def save_trace(trace: "Trace", path: Path) -> Path:
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-    except OSError as error:
-        raise CutawayError(f"The trace could not be written to {path}: {error.strerror or error}.") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+        why = getattr(error, "strerror", None) or error
+        raise CutawayError(f"The trace could not be written to {path}: {why}.") from None
     return path

@@ -80,9 +80,9 @@ def open_trace(path: str | Path) -> Trace:
 
     if not isinstance(path, str | os.PathLike) or path == "":
         raise CutawayError(f"A saved trace is opened by the name of its file; {path!r} is none.")
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         raise CutawayError(f"{path} is a folder; name the file in it that Trace.save wrote.")
-    if not Path(path).is_file():
+    if not os.path.isfile(path):
         raise CutawayError(f"There is no file {path}.")
     try:
         file = safe_open(path, framework="numpy")

@@ -23,15 +23,16 @@ class Spill:
         if not isinstance(path, str | os.PathLike) or path == "":
             raise CutawayError(f"spill is {path!r}; it must be the name of a new file.")
         self.path, self._end = Path(path), 0
-        if self.path.is_dir():
+        if os.path.isdir(self.path):
             raise CutawayError(f"{self.path} is a folder; name a new file to spill into.")
         try:
             with self.path.open("xb"):
                 pass
         except FileExistsError:
             raise CutawayError(f"There is a file {self.path} already; name a new one to spill into.") from None
-        except OSError as error:
-            raise CutawayError(f"The capture cannot be spilled to {self.path}: {error.strerror or error}.") from None
+        except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+            why = getattr(error, "strerror", None) or error
+            raise CutawayError(f"The capture cannot be spilled to {self.path}: {why}.") from None
 
     def __enter__(self) -> Self:
         return self

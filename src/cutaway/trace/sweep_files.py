@@ -40,9 +40,12 @@ def write_sweep(sweep: Sweep, folder: Path, layout: Layout, shard_tokens: int) -
     if first is None:
         raise CutawayError("There are no prompts to sweep over.")
     _checked(sweep, layout, first)
-    made = not folder.exists()
+    made = not os.path.exists(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except ValueError as error:
+            raise CutawayError(f"No folder can have the name {str(folder)!r}: {error}.") from None
         with _alone_in(folder):
             new = not (folder / INDEX).exists()
             index = _begun(folder, settings)
@@ -55,7 +58,7 @@ def write_sweep(sweep: Sweep, folder: Path, layout: Layout, shard_tokens: int) -
                     (folder / INDEX).unlink(missing_ok=True)
                 raise
     except CutawayError:
-        if made and not any(folder.iterdir()):
+        if made and os.path.isdir(folder) and not any(folder.iterdir()):
             folder.rmdir()
         raise
     except OSError as error:
