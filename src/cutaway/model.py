@@ -23,6 +23,7 @@ from cutaway.generate.settings import (
     make_request,
     refuse_encoder,
     refuse_one_cache,
+    refuse_one_prompt,
     refuse_shortcuts,
     seeds_of,
 )
@@ -262,6 +263,7 @@ class Model:
         """
         requests = []
         refuse_one_cache(settings)
+        refuse_one_prompt(prompts)
         changed = edits_of(edits, len(prompts), self._edits)
         for index, own in enumerate(seeds_of(seed, len(prompts))):
             try:

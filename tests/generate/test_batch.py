@@ -322,3 +322,9 @@ def test_a_hundred_requests_that_come_and_go_at_random_leave_nothing_behind(toy)
 
 def toy_bytes(tokens: int) -> int:
     return tokens * 3 * 2 * 6 * 8
+
+
+@pytest.mark.parametrize("prompts", [PROMPT, b"dragon", 5, iter([PROMPT])])
+def test_what_is_no_list_of_prompts_is_not_taken_for_one(prompts, toy):
+    with pytest.raises(CutawayError, match="takes a list of prompts"):
+        toy.generate_many(prompts, 2)

@@ -179,6 +179,12 @@ def seeds_of(seed: int | Sequence[int] | None, count: int) -> list[int | None]:
     return list(seed)
 
 
+def refuse_one_prompt(prompts: object) -> None:
+    """Raise CutawayError where one text, or what is no list, stands for several: letters would be prompts."""
+    if isinstance(prompts, str | bytes) or not hasattr(prompts, "__getitem__") or not hasattr(prompts, "__len__"):
+        raise CutawayError(f"generate_many takes a list of prompts, not {type(prompts).__name__}; [prompt] is one.")
+
+
 def refuse_encoder(spec: ModelSpec) -> None:
     """Raise CutawayError for a model that cannot continue a text."""
     if spec.headless or not spec.causal:
