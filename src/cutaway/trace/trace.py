@@ -128,9 +128,9 @@ class Trace(Connected):
         """The value at an address. Raises UnknownPoint if the model has no such point or the trace did not keep it."""
         at = self._addresses.get(str(point)) or self._named(point)
         if str(at) not in self._addresses:
-            if self._after and str(at).startswith("sample."):
-                raise UnknownPoint(f"There is no {at} in this step; a stage that is not set leaves nothing behind.")
-            raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].")
+            stage = str(at).startswith("sample.") and str(at) not in ("sample.draw", "sample.token")
+            unset = " A stage of the choice that is not set leaves nothing." if stage else ""
+            raise UnknownPoint(f"{at} was not captured in this trace; ask for it: points=[…, {str(at)!r}].{unset}")
         if at in self._after:
             return self._after[at]
         if self._stored.stored(at):
