@@ -183,7 +183,7 @@ class Model:
         `trace` takes, vectors too; `types` are one list for each prompt, or None. `points`, `positions`, `heads`,
         `edits` and `limit` are those of `trace`. `reduce` is a reduction for all points ("mean"),
         or a function that makes a dict of numbers and arrays of a trace; then these are given. Passes hold up to
-        `tokens_per_pass` tokens (2048).
+        `tokens_per_pass` tokens (512 on the cpu engine, elsewhere 2,048).
 
         With `to` the results go to files of that folder, which is returned: in constant memory, and run again after
         being killed it goes on where it was. Files hold about `shard_tokens` tokens (16,384); `layout` is "prompts",

@@ -108,8 +108,9 @@ class Engine(Protocol):
       How many it would take of the layers to come `stackable(specs, rows, taps)` says; to more than one at a time
       there is nothing to show.
 
-    Two things may be said of an engine, both left out by most: `differentiable`, that its arrays remember how they were
-    made; and `bitwise`, False where a row's last bits hang on what is computed and looked at beside it.
+    Three things may be said of an engine, all left out by most: `differentiable`, that its arrays remember how they
+    were made; `bitwise`, False where a row's last bits hang on what is computed and looked at beside it; and
+    `tokens_per_pass`, how many tokens of many texts it best computes together.
     """
 
     name: str

@@ -65,6 +65,11 @@ class Machine:
     parameters: Parameters
     piece: Callable[[int], str] | None = field(default=None)
 
+    @property
+    def tokens_per_pass(self) -> int:
+        """How many tokens of many texts it best computes together."""
+        return getattr(self.engine, "tokens_per_pass", 2048)
+
 
 def traced(
     machine: Machine,

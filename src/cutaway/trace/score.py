@@ -25,8 +25,6 @@ from cutaway.trace.running import Machine
 from cutaway.trace.sweep_prompts import prompts_of
 from cutaway.trace.trace import Prompt, is_whole
 
-TOKENS_PER_PASS = 2048
-
 
 class Scoring(TypedDict, total=False):
     """What may be said of scoring; see `Model.scores`."""
@@ -223,7 +221,7 @@ def _scores(
             waiting.append(text)
             for span in spans:
                 window = _Window(text, *span)
-                if pack and sum(w.stop - w.start for w in pack) + span[1] - span[0] > TOKENS_PER_PASS:
+                if pack and sum(w.stop - w.start for w in pack) + span[1] - span[0] > machines[0].tokens_per_pass:
                     _run(machines, pack)
                     pack = []
                     yield from finished()

@@ -20,7 +20,6 @@ from cutaway.trace.sweep_pass import InPrompt, Packed
 from cutaway.trace.sweep_prompts import SweepPrompts, prompts_of
 from cutaway.trace.trace import Prompt, Trace, is_whole
 
-TOKENS_PER_PASS = 2048
 Reduce = str | Callable[[Trace], Mapping[str, Any]] | None
 
 
@@ -121,7 +120,7 @@ def sweep(
         raise CutawayError(f"reduce is {reduce!r}; it may be a reduction such as 'mean', or a function of a trace.")
     heads_kept(settings.get("heads"), make_plan(machine.spec, points), machine.spec)  # what is not there is told now
     asked = Watching(points, settings.get("positions"), settings.get("heads"), limit=settings.get("limit"), edits=edits)
-    tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", TOKENS_PER_PASS))
+    tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", machine.tokens_per_pass))
     if any(isinstance(edit, ReadAdapter) and edit.on_experts for edit in edits):
         tokens = 1  # what an expert is sent has lost its place in the pass: each prompt alone, so that it is counted
     given = prompts_of(prompts, settings.get("types"))

@@ -32,6 +32,7 @@ class CpuEngine:
 
     name = "cpu"
     note: str | None = None
+    tokens_per_pass = 512  # of 64 to 2,048 the quickest, by a third: what lies between two steps stays in the caches
 
     def __init__(self, dtype: str | np.dtype | type | None = None) -> None:
         self.dtype = np.dtype(dtype or "float32")
