@@ -59,6 +59,7 @@ def test_a_run_tells_where_it_fired_how_much_it_changed_and_how_far_the_logits_m
     assert report.fired == dict(zip(at, (480, 240, 480, 240), strict=True))
     assert report.changed == report.elements == 1440
     assert str(report).startswith("adapter french: fired at layers.0.attn.q, layers.0.mlp.raw, layers.1.attn.q and 1")
+    assert repr(report.edit).startswith("Adapter(source=")
     assert report.moved.largest == pytest.approx(np.abs(run.last_logits - plain.last_logits).max(), rel=1e-6)
     assert report.moved.largest > 0.01
 

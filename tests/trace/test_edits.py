@@ -232,6 +232,7 @@ def test_every_edit_tells_where_it_fired_on_how_much_and_how_far_the_logits_move
     assert np.array_equal(trace.edited.unedited_logits, plain)
     assert trace.edited.moved.largest == np.abs(trace.last_logits - plain).max()
     assert "fired at layers.1.mlp.out; 12 of 12 elements changed" in str(trace.edits[1])
+    assert repr(trace.edits[1]) == f"<{trace.edits[1]}>"
 
 
 def test_how_far_the_logits_moved_is_not_worked_out_unless_somebody_asks():
@@ -260,7 +261,7 @@ REFUSED = [
     (Zero("layers.0.attn.q_rot"), GPT2, "learned positions, nothing turns its queries"),
     (Zero("layers.9.attn.z"), GPT2, "layers 0 to 1"),
     (Zero("layers.0.attn.z", heads=[3]), GPT2, "Head 3 was asked for; layers.0.attn.z has heads 0 to 2"),
-    (Zero("layers.0.attn.k", heads=[2]), LLAMA, "Head 2 was asked for; layers.0.attn.k has heads 0 to 1"),
+    (Zero("layers.0.attn.k", heads=[2]), LLAMA, "Head 2 was asked for; layers.0.attn.k has key/value heads 0 to 1"),
     (Zero("layers.0.attn.z", positions=[6]), GPT2, "Position 6 was asked for; the prompt has positions 0 to 5"),
     (Zero("layers.0.attn.z", positions="6:"), GPT2, "positions '6:' hold none of the prompt's 0 to 5"),
     (Zero("layers.0.resid_post", heads=[0]), GPT2, r"layers.0.resid_post is \[T, d\] and has no heads"),

@@ -89,6 +89,9 @@ class ReadAdapter(Adapter):
     read: "adapter.Adapter"
     _stamps: list[tuple[int, int]]
 
+    def __repr__(self) -> str:
+        return f"Adapter(source={self.source!r}, scale={self.scale!r})"
+
     @property
     def stamps(self) -> list[tuple[int, int]]:
         """What told its files from others when they were read: what lies there now may be another adapter."""

@@ -56,6 +56,9 @@ class EditReport:
     def moved(self) -> Moved:
         return self._measure(self.edit)
 
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
     def __str__(self) -> str:
         places = list(self.fired)
         where = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
