@@ -283,7 +283,8 @@ def test_the_bill_is_printed_with_its_largest_arrays_first(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["layers.0.attn.pattern", "|", "top(4)", "[4,", "10,", "4]", "1.3", "kB"]
     assert lines[2].split() == ["final.norm", "[10,", "12]", "960", "bytes", "for", "logits"]
-    assert lines[-2].startswith("kept: 3.5 kB") and lines[-2].endswith("in 3 arrays")
+    assert lines[-3].startswith("kept: 3.5 kB") and lines[-3].endswith("in 3 arrays")
+    assert lines[-2].startswith("beside it 3.2 kB while it runs")
 
 
 def test_planning_runs_nothing():
