@@ -18,7 +18,7 @@ def fused_layers(
 ) -> tuple[int, Array]:
     """`[T, d]` → `[T, d]`: how many layers from `first` on the engine has run, and what they made of the stream.
 
-    None where the engine has no such operation or declines; then the stages do it. `taps` are those of all layers.
+    None (0) where the engine has no such operation or declines: then the stages do it. `taps` are those of all layers.
     """
     engine = run.engine
     ahead = getattr(engine, "stackable", None)

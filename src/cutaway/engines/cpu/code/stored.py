@@ -1,7 +1,7 @@
 """Stored weights as vectors, inside a kernel that is being emitted: exactly the values of `blocks.dequantise`.
 
 Each format is one generator that yields a block's weights, sixteen at a time and in their order, as LLVM values;
-whoever asks stores them (`unpack.py`) or multiplies them at once (`few.py`). A plain format (F32, F16, BF16, F64)
+whoever asks stores them or multiplies them at once (both in `unpack.py`). A plain format (F32, F16, BF16, F64)
 counts as blocks of sixteen, with a reader of one weight for what is left at a row's end. The layouts are described
 in `engines/blocks.py`.
 
