@@ -1,10 +1,14 @@
-"""A server in this process, with the toy."""
+"""A server in this process, with the toy; and a small model that speaks, for servers of their own."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from live_server import write_speaker
 from starlette.testclient import TestClient
 
+import cutaway
+from cutaway.model import Model
 from cutaway.serve import make_app
 
 
@@ -20,3 +24,16 @@ def run(client: TestClient) -> dict:
     answer = client.post("/api/run", json={"model": "toy", "prompt": "<BOS> dragon drinks"})
     assert answer.status_code == 200
     return answer.json()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a model that speaks is."""
+    folder = tmp_path_factory.mktemp("models") / "speaker"
+    write_speaker(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def speaker(folder) -> Model:
+    return cutaway.load(folder)

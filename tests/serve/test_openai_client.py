@@ -3,30 +3,15 @@
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import openai
 import pytest
-from live_server import END, client_of, live, write_speaker
+from live_server import END, client_of, live
 
-import cutaway
 from cutaway.generate.conversation import chat_ids
 from cutaway.generate.passes import Passes
-from cutaway.model import Model
 
 HELLO = [{"role": "user", "content": "Hello"}]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "speaker"
-    write_speaker(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def speaker(folder) -> Model:
-    return cutaway.load(folder)
 
 
 @pytest.fixture(scope="module")

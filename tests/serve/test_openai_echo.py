@@ -1,27 +1,13 @@
 """The prompt sent back with its log-probabilities: what harnesses that score texts ask the `openai` client for."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
-from live_server import END, client_of, live, write_speaker
+from live_server import END, client_of, live
 
 import cutaway
-from cutaway.model import Model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "speaker"
-    write_speaker(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def speaker(folder) -> Model:
-    return cutaway.load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-from live_server import client_of, live, write_speaker
+from live_server import client_of, live
 from starlette.testclient import TestClient
 
 from cutaway.cli import main
@@ -17,9 +17,7 @@ from cutaway.serve.models import Models
 
 
 @pytest.fixture(scope="module")
-def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    folder = tmp_path_factory.mktemp("models") / "speaker"
-    write_speaker(folder)
+def speaking(folder) -> Iterator[TestClient]:
     with TestClient(make_app(Models([str(folder)]), default="speaker", hosts=("testserver",))) as opened:
         yield opened
 

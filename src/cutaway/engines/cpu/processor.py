@@ -50,7 +50,7 @@ GROUP = TILE_LEFT if has("avx512f") else 4 * TILE_LEFT
 # Whether the rows of a tile are woven: sixteen numbers of each, then the next sixteen of each. One address then
 # reaches them all; 1.3 times as fast with AVX-512, but slower with AVX2, which has no register to spare for it.
 WEAVES = has("avx512f")
-STRETCH = 768  # floats of a row multiplied at a time: a group of such rows stays in the first-level cache
+STRETCH = 768  # floats of a row multiplied at a time: TILE_LEFT such rows stay in the first-level cache
 KEPT_BYTES = 4 * LANES * TILE_LEFT  # of the sums kept between stretches, for each right row
 FEW = 6  # rows of x up to which stored rows are multiplied as they are read
 STRIP = 1 << 16  # numbers of x multiplied with all weights before the next: 256 kB, part of a second-level cache

@@ -292,7 +292,7 @@ def long_dots_of_group(
         left + whole * padded, padded, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out
     )
     stretches = (width + STRETCH - 1) // STRETCH
-    length = ((width + stretches - 1) // stretches + LANES - 1) // LANES * LANES
+    length = padded_width((width + stretches - 1) // stretches)
     begin = 0
     while begin < width and tiles > 0:
         here, resumed = min(length, width - begin), begin
