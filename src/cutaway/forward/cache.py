@@ -193,15 +193,16 @@ class KVCache:
     @property
     def nbytes(self) -> int:
         """Bytes that the valid tokens take."""
-        return self.length * self._row_bytes
+        return self.length * self.row_bytes
 
     @property
     def reserved(self) -> int:
         """Bytes of the arrays, with the room that is still free in them."""
-        return self.room * self._row_bytes
+        return self.room * self.row_bytes
 
     @property
-    def _row_bytes(self) -> int:
+    def row_bytes(self) -> int:
+        """Bytes that one token takes in all layers."""
         values = sum(heads * width for both in self._shapes for heads, width in both)
         return values * self._engine.dtype.itemsize
 

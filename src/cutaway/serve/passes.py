@@ -61,17 +61,16 @@ class Strand:
     def __init__(self, model: "Model") -> None:
         self._model = model
         self._cache = KVCache(model.spec, model.engine)
-        self._token_bytes = self._cached_bytes(model)
 
     @staticmethod
     def serves(model: "Model") -> bool:
         """Whether a model's passes may go on from a cache with the very bits of a whole pass."""
-        return model.spec.causal and not model.spec.pooler and model.engine.name in ("cpu", "numpy")
+        return model.spec.causal and not model.spec.pooler and runs_layers(model)
 
     @property
     def nbytes(self) -> int:
         """Bytes that the keys and values may take, what they have grown by included."""
-        return self._token_bytes * max(GROWTH, 2 * self._cache.length)
+        return self._cache.row_bytes * max(GROWTH, 2 * self._cache.length)
 
     def run(self, prompt: Prompt, former: Text | None = None) -> Text:
         """The pass over `prompt`. Raises CutawayError as `Model.trace` does."""
@@ -99,10 +98,6 @@ class Strand:
         longer = tuple(LayerRows(rows.layer, _longer(rows.parts, start, part)) for rows in layers)
         before = former.parts if former is not None else ()
         return Text(prompt, captured, _longer(before, start, part), last, longer)
-
-    @staticmethod
-    def _cached_bytes(model: "Model") -> int:
-        return sum(layer.attention.cached_values for layer in model.spec.layers) * model.engine.dtype.itemsize
 
 
 def _longer(parts: Sequence[Used], start: int, part: Part) -> tuple[Used, ...]:
@@ -151,7 +146,7 @@ def whole_trace(model: "Model", text: Text) -> Trace:
 
 def runs_layers(model: "Model") -> bool:
     """Whether one layer run by itself gives the very bits of the pass."""
-    return model.engine.name in ("cpu", "numpy")
+    return getattr(model.engine, "bitwise", True)
 
 
 def layer_rows(model: "Model", trace: Trace, layer: int) -> LayerRows:
