@@ -293,7 +293,8 @@ def _as_text(
 def _show_cache(model: "Model", prompt: str | list[int], taken: "list[Step]", settings: dict[str, Any]) -> None:
     """What was kept at each step; after a run that kept nothing, the same with a cache beside it, timed."""
     from cutaway.generate.cache_use import CacheUse
-    from cutaway.generate.draw_cache import draw_beside_cached, draw_cache
+    from cutaway.generate.draw_cache import draw_cache
+    from cutaway.generate.draw_steps import draw_beside_cached
 
     ids = model.prompt(prompt).ids
     told = tuple(step.cache for step in taken if step.cache is not None)

@@ -14,7 +14,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.cache import HeldLayer, held_layers
 from cutaway.forward.positions import settled
 from cutaway.spec import ModelSpec
-from cutaway.spec.work import total_flops
+from cutaway.spec.work import flops_in_units, total_flops
 
 if TYPE_CHECKING:
     from cutaway.trace.page import Page
@@ -55,9 +55,17 @@ class CacheUse:
         return f"<CacheUse of {self.spec.name}: {self.rows:,} tokens held, {self.nbytes:,} bytes>"
 
     def __str__(self) -> str:
-        from cutaway.generate.draw_cache import summary
-
-        return summary(self)
+        """What the cache saved, in rows and in FLOPs."""
+        count, run = len(self.steps), sum(self.lengths)
+        cached = sum(self.appended) if self.kept else self.prompt_tokens + count - 1
+        with_, without = sum(self.flops_with), sum(self.flops_without)
+        found = self.steps[0].reused
+        told = f"{count:,} token{'s' if count != 1 else ''} after a prompt of {self.prompt_tokens:,}"
+        told += f", of which {found:,} stood in the cache already. " if found else ". "
+        told += f"With a cache {cached:,} row{'s' if cached != 1 else ''} are run, each token's once: that grows as n. "
+        told += f"Without, {run:,}, the whole text again and again: that grows as n². "
+        times = f", {without / with_:,.1f} times as many" if with_ else ""
+        return f"{told}Counted in FLOPs {flops_in_units(with_)} against {flops_in_units(without)}{times}."
 
     @property
     def rows(self) -> int:

@@ -3,22 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from cutaway.forward.cache import HeldLayer
-from cutaway.generate.cache_use import CacheUse
-from cutaway.generate.draw_steps import common
-from cutaway.generate.loop import Generation
+from cutaway.spec.work import flops_in_units
 from cutaway.trace.bill import in_units
 from cutaway.trace.page import LIKELY, NEGATIVE, POSITIVE, Page, fit
+
+if TYPE_CHECKING:
+    from cutaway.generate.cache_use import CacheUse
 
 MOST_STEPS = 16  # lines of the picture that fills; of more steps so many are shown, evenly chosen
 FILLING = 40  # columns of a full cache
 PLOT = (56, 11)  # columns and lines of the two curves
 
 
-def draw_cache(use: CacheUse, page: Page | None = None, *, title: str = "") -> None:
+def draw_cache(use: "CacheUse", page: Page | None = None, *, title: str = "") -> None:
     """Layers, steps and curves; where nothing was kept, what a cache would have saved."""
     page = Page.on() if page is None else page
     page.heading(
@@ -40,24 +42,10 @@ def draw_cache(use: CacheUse, page: Page | None = None, *, title: str = "") -> N
     for line in curves(without, with_, min(PLOT[0], page.width - 14)):
         page.line(line)
     page.line()
-    page.note(summary(use))
+    page.note(str(use))
 
 
-def draw_beside_cached(without: Generation, with_: Generation, page: Page | None = None) -> None:
-    """Two runs of one request, one that kept nothing and one with a cache: whether they say the same, and the clock."""
-    page = Page.on() if page is None else page
-    shared = common(without.tokens, with_.tokens)
-    if shared == len(without.tokens) == len(with_.tokens):
-        exactly = without.logprobs == with_.logprobs
-        told = "Run again both ways: the very same tokens" + (", bit for bit." if exactly else ", equal to rounding.")
-    else:
-        told = f"Run again both ways: rounding parted them after {shared} tokens."
-    times = [out.prompt_seconds + out.decode_seconds for out in (without, with_)]
-    told += f" By the clock {times[0]:.2f} s without a cache, {times[1]:.2f} s with it."
-    page.note(told)
-
-
-def layer_lines(use: CacheUse) -> list[str]:
+def layer_lines(use: "CacheUse") -> list[str]:
     """A line for each run of layers that hold alike, then the sum."""
     lines = []
     for _, run in groupby(use.layers, lambda layer: replace(layer, layer=0)):
@@ -80,7 +68,7 @@ def _held(layer: HeldLayer, count: int, kept: bool) -> str:
     return told
 
 
-def _draw_steps(use: CacheUse, page: Page) -> None:
+def _draw_steps(use: "CacheUse", page: Page) -> None:
     full = use.prompt_tokens + len(use.steps) - 1
     wide = max(4, min(FILLING, page.width - 58))
     head = f"{'step':>5} {'reused':>7} {'run':>6}  " + fit("", wide) + f"  {'FLOPs with':>10}  {'without a cache':>15}"
@@ -96,7 +84,7 @@ def _draw_steps(use: CacheUse, page: Page) -> None:
             line.append("░" * old, style=NEGATIVE).append("█" * (all_ - old), style=LIKELY).append(" " * (wide - all_))
         else:
             line.append(fit("came with another pass", wide), style="dim")
-        line.append(f"  {flops(use.flops_with[index]):>10}  {flops(use.flops_without[index]):>15}")
+        line.append(f"  {flops_in_units(use.flops_with[index]):>10}  {flops_in_units(use.flops_without[index]):>15}")
         page.line(line)
 
 
@@ -118,7 +106,7 @@ def curves(upper: Sequence[int], lower: Sequence[int], columns: int = PLOT[0]) -
             cells[rows - 1 - round(sums[at] / most * (rows - 1))][column] = mark
     lines = []
     for place, row in enumerate(cells):
-        label = {0: flops(most), rows // 2: flops(most // 2), rows - 1: "0"}.get(place, "")
+        label = {0: flops_in_units(most), rows // 2: flops_in_units(most // 2), rows - 1: "0"}.get(place, "")
         line = Text(f"{label:>10} ┤" if label else f"{'':10} │")
         for mark in row:
             line.append(mark, style={"×": POSITIVE, "●": NEGATIVE}.get(mark, ""))
@@ -127,25 +115,3 @@ def curves(upper: Sequence[int], lower: Sequence[int], columns: int = PLOT[0]) -
     lines.append(Text(f"{'':10} └" + "─" * columns))
     lines.append(Text(f"{'':12}{'step 0':{columns - len(last)}}{last}"))
     return lines
-
-
-def summary(use: CacheUse) -> str:
-    """What the cache saved, in rows and in FLOPs."""
-    count, run = len(use.steps), sum(use.lengths)
-    cached = sum(use.appended) if use.kept else use.prompt_tokens + count - 1
-    with_, without = sum(use.flops_with), sum(use.flops_without)
-    found = use.steps[0].reused
-    told = f"{count:,} token{'s' if count != 1 else ''} after a prompt of {use.prompt_tokens:,}"
-    told += f", of which {found:,} stood in the cache already. " if found else ". "
-    told += f"With a cache {cached:,} row{'s' if cached != 1 else ''} are run, each token's once: that grows as n. "
-    told += f"Without, {run:,}, the whole text again and again: that grows as n². "
-    times = f", {without / with_:,.1f} times as many" if with_ else ""
-    return f"{told}Counted in FLOPs {flops(with_)} against {flops(without)}{times}."
-
-
-def flops(count: int) -> str:
-    """Operations as people read them."""
-    for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if count >= scale:
-            return f"{count / scale:,.3g} {unit}" if count < 1000 * scale else f"{count / scale:,.0f} {unit}"
-    return str(count)

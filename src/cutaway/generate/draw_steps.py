@@ -56,6 +56,20 @@ def draw_beside(one: Continuation, other: Continuation, page: Page | None = None
     page.note(told_apart(shared, len(one.out.tokens), len(other.out.tokens)))
 
 
+def draw_beside_cached(without: Generation, with_: Generation, page: Page | None = None) -> None:
+    """Two runs of one request, one that kept nothing and one with a cache: whether they say the same, and the clock."""
+    page = Page.on() if page is None else page
+    shared = common(without.tokens, with_.tokens)
+    if shared == len(without.tokens) == len(with_.tokens):
+        exactly = without.logprobs == with_.logprobs
+        told = "Run again both ways: the very same tokens" + (", bit for bit." if exactly else ", equal to rounding.")
+    else:
+        told = f"Run again both ways: rounding parted them after {shared} tokens."
+    times = [out.prompt_seconds + out.decode_seconds for out in (without, with_)]
+    told += f" By the clock {times[0]:.2f} s without a cache, {times[1]:.2f} s with it."
+    page.note(told)
+
+
 def told_apart(shared: int, *lengths: int) -> str:
     """Where two responses part, as a sentence."""
     if shared == max(lengths):

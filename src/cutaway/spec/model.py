@@ -7,16 +7,14 @@ of `ModelSpec.layers`.
 
 from dataclasses import asdict, dataclass, fields
 from math import isfinite
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.check import require, require_positive
+from cutaway.spec.count import Count
 from cutaway.spec.feedforward import Activation, ExpertsSpec, FeedForwardSpec
 from cutaway.spec.norm import NormSpec
 from cutaway.spec.positions import PositionsSpec
-
-if TYPE_CHECKING:
-    from cutaway.spec.count import Count
 
 Placement = Literal["pre", "post"]
 
@@ -127,10 +125,8 @@ class ModelSpec:
             values.add(value)
         return values.pop() if len(values) == 1 else None
 
-    def count(self) -> "Count":
+    def count(self) -> Count:
         """Parameters, bytes and work, derived from this spec alone."""
-        from cutaway.spec.count import Count
-
         return Count(self)
 
 

@@ -1,16 +1,19 @@
 """Every weight that a spec implies: its name and shape. The loader, the counts and the checks read this one table."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from cutaway.spec.attention import AttentionSpec
 from cutaway.spec.feedforward import ExpertsSpec, FeedForwardSpec
-from cutaway.spec.model import LayerSpec, ModelSpec
 from cutaway.spec.norm import NormSpec
+
+if TYPE_CHECKING:
+    from cutaway.spec.model import LayerSpec, ModelSpec
 
 Shape = tuple[int, ...]
 
 
-def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
+def parameter_shapes(spec: "ModelSpec") -> dict[str, Shape]:
     """Name → shape, in the order of the pass. A matrix has one row per output, `[d_out, d_in]`.
 
     T is in none of them: the length of the input lives in activations only (chapter 13.4).
@@ -18,7 +21,7 @@ def parameter_shapes(spec: ModelSpec) -> dict[str, Shape]:
     return dict(_parameters(spec))
 
 
-def _parameters(spec: ModelSpec) -> Iterator[tuple[str, Shape]]:
+def _parameters(spec: "ModelSpec") -> Iterator[tuple[str, Shape]]:
     d = spec.d_model
     yield "embed.tokens", (spec.vocab_size, d)
     if spec.positions is not None and spec.positions.kind == "learned":
@@ -42,7 +45,7 @@ def _parameters(spec: ModelSpec) -> Iterator[tuple[str, Shape]]:
         yield "head.bias", (spec.vocab_size,)
 
 
-def layer_parameters(layer: LayerSpec, d_model: int) -> Iterator[tuple[str, Shape]]:
+def layer_parameters(layer: "LayerSpec", d_model: int) -> Iterator[tuple[str, Shape]]:
     """The weights of one block, by their names inside it."""
     yield from _norm("attn.norm", layer.norm, d_model)
     yield from _attention(layer.attention, d_model)

@@ -57,6 +57,14 @@ def total_flops(spec: ModelSpec, tokens: int, past: int = 0, logits: int | None 
     return sum(work.flops for work in pass_work(spec, tokens, past, logits))
 
 
+def flops_in_units(count: int) -> str:
+    """Operations as people read them."""
+    for unit, scale in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if count >= scale:
+            return f"{count / scale:,.3g} {unit}" if count < 1000 * scale else f"{count / scale:,.0f} {unit}"
+    return str(count)
+
+
 def visible_pairs(spec: AttentionSpec, tokens: int, past: int = 0) -> int:
     """How many (query, key) pairs a layer works on: queries at positions past … past + tokens − 1."""
     end = past + tokens
