@@ -4,7 +4,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,49 @@ def wrong_imports(source: str, path: str) -> list[str]:
     return wrong
 
 
+def loaded_with(module: str, sources: Mapping[str, str], faces: Iterable[str] = ()) -> set[str]:
+    """The modules among `sources` that this one's code loads, as it is imported or when a function of it runs."""
+    package = tuple(module.split("."))[: None if module in faces else -1]
+    found = set()
+    for node in run_nodes(ast.parse(sources[module])):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            inside = {alias.name: f"{source}.{alias.name}" for alias in node.names}
+            found |= {inside[name] if inside[name] in sources else source for name in inside}
+    return found & set(sources) - {module}
+
+
+def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All of a tree but what stands under `if TYPE_CHECKING`, which never runs."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            children: list[ast.AST] = list(child.orelse)
+        else:
+            children = [child]
+        for one in children:
+            yield one
+            yield from run_nodes(one)
+
+
+def circle(sources: Mapping[str, str], faces: Iterable[str] = ()) -> list[str]:
+    """Modules that need one another, from one of them round to itself; none where there is an order to read them in.
+
+    `faces` are the modules that are the `__init__.py` of their package.
+    """
+    try:
+        TopologicalSorter({module: loaded_with(module, sources, faces) for module in sources}).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # each needs the next
+    return []
+
+
+def dotted(file: Path) -> str:
+    return ".".join(("cutaway", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+
+
 def texts(file: Path) -> Iterator[tuple[str, int]]:
     """The strings that a file computes with: no docstrings, no list of what it exports."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
@@ -113,6 +157,39 @@ def test_a_module_imports_only_from_rooms_that_stand_before_its_own(file):
 )
 def test_a_wrong_import_would_be_noticed(source, path, wrong):
     assert wrong_imports(source, path) == wrong
+
+
+def test_no_modules_need_one_another_in_a_circle_not_even_from_inside_a_function():
+    sources = {dotted(file): file.read_text(encoding="utf-8") for file in FILES}
+    faces = {dotted(file) for file in FILES if file.name == "__init__.py"}
+    assert circle(sources, faces) == []
+
+
+@pytest.mark.parametrize(
+    ("needs", "of"),
+    [
+        ("from cutaway.trace.draw import draw", ["cutaway.trace.draw", "cutaway.trace.trace"]),
+        (
+            "class Trace:\n    def show(self):\n        from .draw import draw",
+            ["cutaway.trace.draw", "cutaway.trace.trace"],
+        ),
+        ("def show():\n    import cutaway.trace.draw as d", ["cutaway.trace.draw", "cutaway.trace.trace"]),
+        ("from cutaway.trace import draw", ["cutaway.trace.draw", "cutaway.trace.trace"]),
+        ("from cutaway.trace import Trace", ["cutaway.trace", "cutaway.trace.trace"]),
+        ("from . import Trace", ["cutaway.trace", "cutaway.trace.trace"]),
+        ("if TYPE_CHECKING:\n    from cutaway.trace.draw import draw", []),
+        ("from cutaway.points import Point", []),
+    ],
+)
+def test_a_circle_would_be_noticed(needs, of):
+    sources = {
+        "cutaway.points": "import numpy",
+        "cutaway.trace": "from .trace import Trace",
+        "cutaway.trace.draw": "from cutaway.trace.trace import Trace",
+        "cutaway.trace.trace": needs,
+    }
+    found = circle(sources, ["cutaway.points", "cutaway.trace"])
+    assert sorted(set(found)) == of and found[:1] == found[-1:]
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if not name(f).startswith(KNOW_FAMILIES)], ids=name)

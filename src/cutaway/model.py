@@ -35,14 +35,15 @@ from cutaway.trace.adapting import read_adapters, scaled
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.bill import Bill
 from cutaway.trace.connecting import connected
+from cutaway.trace.edit import Edit
 from cutaway.trace.edit_json import read_edits
-from cutaway.trace.edit_kinds import Edit
 from cutaway.trace.merging import merged_checkpoint
 from cutaway.trace.prompts import Given, PromptLike, fed, read_prompt
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
-from cutaway.trace.score import Score, Scorer, Scoring, scores
-from cutaway.trace.sweep import Sweeping, sweep
+from cutaway.trace.score import Score
+from cutaway.trace.scoring import Scorer, Scoring, scores
 from cutaway.trace.sweep_folder import SweepFolder
+from cutaway.trace.sweeping import Sweeping, sweep
 from cutaway.trace.text_vectors import text_vectors
 from cutaway.trace.verify import Check, verification_ids, verify
 

@@ -9,7 +9,7 @@ from cutaway.errors import UnknownPoint
 from cutaway.generate import ORDERS, Recording
 from cutaway.points import OF_CHOICE
 from cutaway.trace.edits import Zero
-from cutaway.trace.trace import softmax
+from cutaway.trace.next_tokens import softmax
 
 PROMPT = "<BOS> dragon drinks"
 ALL = {

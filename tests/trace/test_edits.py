@@ -15,7 +15,8 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.forward.transformer import transformer
 from cutaway.points import POINTS, Point, points_of
-from cutaway.trace.edit_json import edit_from_json, edits_key, read_edits
+from cutaway.trace.edit import edits_key
+from cutaway.trace.edit_json import edit_from_json, read_edits
 from cutaway.trace.edits import (
     Add,
     Drop,

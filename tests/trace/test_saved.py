@@ -11,9 +11,8 @@ from safetensors.numpy import save_file
 import cutaway
 from cutaway import CutawayError
 from cutaway.trace.edits import Replace, Scale
-from cutaway.trace.saved import spec_from_json, spec_to_json
 from cutaway.trace.without import Without
-from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
+from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model
 
 
 @pytest.mark.parametrize("like", LIKE)
@@ -102,20 +101,6 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path):
     save_file({"x": np.ones(3)}, tmp_path / "half.safetensors", {"format": "cutaway trace 1"})
     with pytest.raises(CutawayError, match="its description cannot be read"):
         cutaway.open_trace(tmp_path / "half.safetensors")
-
-
-@given(specs())
-def test_every_spec_is_written_as_plain_data_and_read_back(spec):
-    import json
-
-    assert spec_from_json(json.loads(json.dumps(spec_to_json(spec)))) == spec
-
-
-def test_a_record_of_another_version_is_refused():
-    with pytest.raises(CutawayError, match="describes a 'SpectralSpec'"):
-        spec_from_json({"record": "SpectralSpec"})
-    with pytest.raises(CutawayError, match="NormSpec is of another version"):
-        spec_from_json({"record": "NormSpec", "kind": "rms", "eps": 1e-6, "colour": 3})
 
 
 # Two runs held against each other

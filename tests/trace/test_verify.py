@@ -34,7 +34,8 @@ from cutaway.trace import check as check_file
 from cutaway.trace.check import Check, deviation
 from cutaway.trace.identities import RULES, identities
 from cutaway.trace.plan import make_plan
-from cutaway.trace.trace import Prompt, Trace
+from cutaway.trace.prompt import Prompt
+from cutaway.trace.trace import Trace
 from cutaway.trace.verify import verify
 from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, random_parameters, specs
 

@@ -10,8 +10,8 @@ from cutaway.generate.record import Recording
 from cutaway.generate.response import Limits, Request
 from cutaway.generate.sampling import Sampling
 from cutaway.spec import ModelSpec
+from cutaway.spec.check import is_whole
 from cutaway.text.tokenizer import Tokenizer
-from cutaway.trace.trace import is_whole
 
 
 class Settings(TypedDict, total=False):

@@ -14,6 +14,7 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.generate.candidates import Candidates
+from cutaway.spec.check import is_whole
 
 
 class History:
@@ -65,7 +66,7 @@ class LogitBias:
 
     def __post_init__(self) -> None:
         for token, bias in self.biases:
-            if not _is_whole(token) or token < 0:
+            if not is_whole(token) or token < 0:
                 raise CutawayError(f"logit_bias names token {token!r}; a token id is a whole number from 0 on.")
             if not _is_number(bias) or bias != bias or bias == float("inf"):
                 raise CutawayError(
@@ -168,7 +169,7 @@ class TopK:
     k: int
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.k):
+        if not is_whole(self.k):
             raise CutawayError(f"top_k is {self.k!r}; it must be a whole number, or left out to keep every token.")
         if self.k < 1:
             raise CutawayError(f"top_k is {self.k}; it must be at least 1, or left out to keep every token.")
@@ -232,10 +233,6 @@ class Typical:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _finite(name: str, value: float) -> None:

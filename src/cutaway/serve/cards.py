@@ -22,7 +22,7 @@ from cutaway.serve.protocol import (
 from cutaway.serve.runs import Run
 from cutaway.spec import AttentionSpec, ExpertsSpec, LayerSpec, ModelSpec
 from cutaway.spec.work import total_flops
-from cutaway.trace.trace import softmax
+from cutaway.trace.next_tokens import softmax
 
 if TYPE_CHECKING:
     from cutaway.model import Model

@@ -1,6 +1,13 @@
-"""Refusing a value that a spec cannot have."""
+"""What a value may be: whole numbers, and refusing what a spec cannot have."""
+
+from numbers import Integral
 
 from cutaway.errors import CutawayError
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a whole number, of Python or of NumPy; True and False are none."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require(holds: bool, what: str, value: object, right: str) -> None:

@@ -15,7 +15,7 @@ from cutaway.engines.protocol import LowRank
 from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point
-from cutaway.trace.edit_kinds import Edit
+from cutaway.trace.edit import Edit
 from cutaway.trace.edit_sources import file_stamp
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Adapter(Edit):
         return f"adapter {Path(self.source).name}" + ("" if self.scale == 1.0 else f", {self.scale:g} times")
 
     @property
-    def stamps(self) -> list[tuple[int, int]]:
+    def source_stamp(self) -> list[tuple[int, int]]:
         """What tells its files from those that were there before."""
         from cutaway.checkpoints.adapter import adapter_files
 
@@ -93,7 +93,7 @@ class ReadAdapter(Adapter):
         return f"Adapter(source={self.source!r}, scale={self.scale!r})"
 
     @property
-    def stamps(self) -> list[tuple[int, int]]:
+    def source_stamp(self) -> list[tuple[int, int]]:
         """What told its files from others when they were read: what lies there now may be another adapter."""
         return self._stamps
 

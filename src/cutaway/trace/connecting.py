@@ -13,8 +13,9 @@ from cutaway.trace.edited_graph import EditedGraph
 from cutaway.trace.editing import Editing
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.gradients import require_gradients, run_connected
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.running import Machine, Watching, edits_around, rerun, unedited_run
-from cutaway.trace.trace import Prompt, Trace
+from cutaway.trace.trace import Trace
 
 # What a plain pass can be asked for and one with gradients cannot.
 REFUSED = ("positions", "heads", "limit", "spill")

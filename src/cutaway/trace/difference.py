@@ -7,10 +7,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.trace.edited import Moved
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Moved:
+    """How far the logits of the last position are from those of the unedited run.
+
+    `largest` is the largest change of a logit; `divergence` the Kullback-Leibler divergence of the two distributions
+    of the next token, Σ p ln(p / q) in nats, p being the unedited one.
+    """
+
+    largest: float
+    divergence: float
+
+    @classmethod
+    def between(cls, unedited: np.ndarray, edited: np.ndarray) -> "Moved":
+        one, other = unedited.astype(np.float64), edited.astype(np.float64)
+        p, q = _log_softmax(one), _log_softmax(other)
+        return cls(float(np.abs(other - one).max()), max(0.0, float((np.exp(p) * (p - q)).sum())))
+
+    def __str__(self) -> str:
+        return f"logits moved by up to {self.largest:.3g}, divergence {self.divergence:.3g} nats"
 
 
 @dataclass(frozen=True)
@@ -128,3 +148,9 @@ def _layer(address: str) -> str | None:
     """The layer that an address stands in, as it is written; None outside the layers."""
     parts = address.split(".")
     return parts[1] if parts[0] == "layers" else None
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max()
+    result: np.ndarray = shifted - np.log(np.exp(shifted).sum())
+    return result

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
@@ -23,7 +23,9 @@ from cutaway.trace.page import (
     size,
 )
 from cutaway.trace.report import report
-from cutaway.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 _MOST_TOKENS = 200  # shown one by one
 _NARROWEST = 24  # columns in which a meaning can be read
@@ -31,7 +33,7 @@ _ONE_LINE = 170  # columns from which on a stage takes one line
 
 
 def draw_trace(
-    trace: Trace,
+    trace: "Trace",
     layer: int = 0,
     console: Console | None = None,
     *,

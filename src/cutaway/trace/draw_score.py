@@ -1,19 +1,22 @@
 """A scored text in the terminal: each token on a colour that says how much it surprised, and the sums."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from cutaway.trace.page import Page, number, quoted, weight_style
-from cutaway.trace.score import Score, Total
+
+if TYPE_CHECKING:
+    from cutaway.trace.score import Score, Total
 
 _FULL = 10.0  # nats from which on a token has the brightest colour: a chance of 1 in 22,000
 _NAMED = 5  # the most surprising tokens that are listed
 
 
-def draw_score(score: Score, console: Console | None = None) -> None:
+def draw_score(score: "Score", console: Console | None = None) -> None:
     """The text with its tokens coloured from dark (expected) to bright (a surprise), and the most surprising ones.
 
     Plain output has one line for each token: its position, ln p, the divergence where there is one, the token.
@@ -24,10 +27,10 @@ def draw_score(score: Score, console: Console | None = None) -> None:
             page.line(line)
     else:
         _heat(page, score)
-    page.line(told(Total.of([score]), score))
+    page.line(told(score.sums, score))
 
 
-def told(total: Total, score: Score | None = None) -> str:
+def told(total: "Total", score: "Score | None" = None) -> str:
     """The sums in one line."""
     if total.scored == 0:
         return f"{total.tokens:,} tokens, none of which is predicted from another"
@@ -40,7 +43,7 @@ def told(total: Total, score: Score | None = None) -> str:
     return ", ".join(parts)
 
 
-def _heat(page: Page, score: Score) -> None:
+def _heat(page: Page, score: "Score") -> None:
     text = Text()
     for piece, logprob in zip(_pieces(score), score.logprobs, strict=True):
         style = "dim" if np.isnan(logprob) else weight_style((min(-logprob, _FULL) / _FULL) ** 2)
@@ -59,7 +62,7 @@ def _heat(page: Page, score: Score) -> None:
         page.line(f"{position:>6}  {number(float(logprob))}  {quoted(_pieces(score)[position])}")
 
 
-def _table(score: Score) -> Iterator[str]:
+def _table(score: "Score") -> Iterator[str]:
     yield f"{'position':>8}  {'ln p':>9}{'  divergence' if score.divergence is not None else ''}  token"
     for position, piece in enumerate(_pieces(score)):
         logprob = score.logprobs[position]
@@ -70,5 +73,5 @@ def _table(score: Score) -> Iterator[str]:
         yield f"{line}  {quoted(piece)}"
 
 
-def _pieces(score: Score) -> tuple[str, ...]:
+def _pieces(score: "Score") -> tuple[str, ...]:
     return score.prompt.pieces

@@ -1,12 +1,15 @@
 """Who listens to whom most: the strongest attention edge of a layer, found without ever holding T × T weights."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cutaway.engines.layout import Segment
 from cutaway.forward.attention import visible
-from cutaway.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 
 @dataclass(frozen=True)
@@ -19,7 +22,7 @@ class Edge:
     weight: float
 
 
-def strongest_edge(trace: Trace, layer: int) -> Edge | None:
+def strongest_edge(trace: "Trace", layer: int) -> Edge | None:
     """The edge of layer `layer` with the largest weight; None where the trace did not keep its pattern.
 
     Edges to the first token and of a token to itself are passed over as long as there is any other: heads
@@ -42,7 +45,7 @@ def strongest_edge(trace: Trace, layer: int) -> Edge | None:
     return best.get("other") or best.get("first") or best.get("itself")
 
 
-def hidden_cells(trace: Trace, layer: int) -> np.ndarray:
+def hidden_cells(trace: "Trace", layer: int) -> np.ndarray:
     """What the mask of a layer forbids, `bool [T, S]`, by the very rule of the pass; of the rows that are held."""
     segment = Segment(0, len(trace.prompt.ids), trace.past)
     first, last = visible(trace.spec.layers[layer].attention, segment, slice(0, segment.length))

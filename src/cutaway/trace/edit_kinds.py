@@ -15,36 +15,13 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import POINTS, Point
 from cutaway.spec import ExpertsSpec, ModelSpec
+from cutaway.spec.check import is_whole
+from cutaway.trace.edit import Edit
 from cutaway.trace.edit_sources import mean_of, resampled, source_block
 from cutaway.trace.selection import SELECTIONS, Place, in_words, selection
 
 # Where being left out of what follows is −∞ and not 0: what a softmax, or the choice of experts, reads.
 COMPETING = ("attn.scores", "attn.masked", "moe.router_logits", "moe.scores")
-
-
-class Edit:
-    """What all edits have: equal where they do the same, with a `key` that a cache can go by."""
-
-    kind: ClassVar[str]
-
-    @property
-    def key(self) -> str:
-        """A short name of what this edit does, the same in every process where its values are plain numbers."""
-        from cutaway.trace.edit_json import edit_key
-
-        return edit_key(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON, which `edit_from_json` reads. Raises CutawayError for what has no such form."""
-        from cutaway.trace.edit_json import edit_to_json
-
-        return edit_to_json(self)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Edit) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +109,7 @@ class Resample(PointEdit):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not isinstance(self.seed, int | np.integer) or isinstance(self.seed, bool) or self.seed < 0:
+        if not is_whole(self.seed) or self.seed < 0:
             raise CutawayError(f"The seed is {self.seed!r}; it must be 0 or a positive whole number.")
         object.__setattr__(self, "seed", int(self.seed))
 

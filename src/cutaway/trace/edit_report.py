@@ -1,16 +1,19 @@
 """What edits did, as plain data and drawn: where each fired, how far the logits moved, the odds with and without."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from cutaway.errors import CutawayError
+from cutaway.trace.next_tokens import softmax
 from cutaway.trace.page import LIKELY, Page, bar, fit, quoted
-from cutaway.trace.trace import Trace, softmax
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 
-def edits_told(trace: Trace, top: int = 10) -> dict[str, Any]:
+def edits_told(trace: "Trace", top: int = 10) -> dict[str, Any]:
     """The edits of a run and its next tokens with and without them; nothing for a run without edits.
 
     This runs the unedited pass and, where there are several edits, one with each of them alone. `next_tokens` are the

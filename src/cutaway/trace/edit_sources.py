@@ -4,23 +4,20 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, shape_of
 from cutaway.spec import ModelSpec
+from cutaway.trace.saved import open_trace
 from cutaway.trace.selection import Place, resolved_positions
-
-if TYPE_CHECKING:
-    from cutaway.trace.trace import Trace
+from cutaway.trace.trace import Trace
 
 
-def source_traces(source: Any) -> "list[Trace]":
+def source_traces(source: Any) -> list[Trace]:
     """The traces that a source is, one or several; none where it is an array. Raises CutawayError for neither."""
-    from cutaway.trace.trace import Trace
-
     if isinstance(source, Trace):
         return [source]
     if isinstance(source, str | Path):
@@ -205,7 +202,5 @@ def file_stamp(path: str | Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=8)
-def _opened(path: str, stamp: tuple[int, int]) -> "Trace":
-    from cutaway.trace.saved import open_trace
-
+def _opened(path: str, stamp: tuple[int, int]) -> Trace:
     return open_trace(path)

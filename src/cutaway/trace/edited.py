@@ -8,31 +8,11 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
-from cutaway.trace.edit_kinds import Edit
+from cutaway.trace.difference import Moved
+from cutaway.trace.edit import Edit
 from cutaway.trace.editing import Done
 
 Rerun = Callable[[Sequence[Edit]], np.ndarray | None]
-
-
-@dataclass(frozen=True)
-class Moved:
-    """How far the logits of the last position are from those of the unedited run.
-
-    `largest` is the largest change of a logit; `divergence` the Kullback-Leibler divergence of the two distributions
-    of the next token, Σ p ln(p / q) in nats, p being the unedited one.
-    """
-
-    largest: float
-    divergence: float
-
-    @classmethod
-    def between(cls, unedited: np.ndarray, edited: np.ndarray) -> "Moved":
-        one, other = unedited.astype(np.float64), edited.astype(np.float64)
-        p, q = _log_softmax(one), _log_softmax(other)
-        return cls(float(np.abs(other - one).max()), max(0.0, float((np.exp(p) * (p - q)).sum())))
-
-    def __str__(self) -> str:
-        return f"logits moved by up to {self.largest:.3g}, divergence {self.divergence:.3g} nats"
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +91,3 @@ class Edited:
                 found = self._rerun(edits)
                 self._runs[edits] = found if found is not None else self._last_logits
             return self._runs[edits]
-
-
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max()
-    result: np.ndarray = shifted - np.log(np.exp(shifted).sum())
-    return result

@@ -14,7 +14,8 @@ from cutaway.points import Point, Tap, find_points
 from cutaway.spec import ModelSpec
 from cutaway.trace.adapting import Adapter, ReadAdapter, felt_at
 from cutaway.trace.applying import Here, apply_edit, seen_keys
-from cutaway.trace.edit_kinds import Edit, Function, Knockout, PointEdit, Replace, Resample
+from cutaway.trace.edit import Edit
+from cutaway.trace.edit_kinds import Function, Knockout, PointEdit, Replace, Resample
 from cutaway.trace.edit_sources import check_source
 from cutaway.trace.selection import check_selection, first_position, rows_chosen
 from cutaway.trace.without import Without, put

@@ -4,11 +4,11 @@ model.trace(prompt, edits=[cutaway.edits.Zero("layers.3.attn.z", heads=[5])])
 """
 
 from cutaway.trace.adapting import Adapter
-from cutaway.trace.edit_json import edit_from_json, edits_key, read_edits
+from cutaway.trace.edit import Edit, edits_key
+from cutaway.trace.edit_json import edit_from_json, read_edits
 from cutaway.trace.edit_kinds import (
     Add,
     Drop,
-    Edit,
     Freeze,
     Function,
     Keep,

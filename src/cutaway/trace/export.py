@@ -1,5 +1,6 @@
 """A trace as a file that other programs read."""
 
+import json
 import os
 import secrets
 from pathlib import Path
@@ -9,9 +10,13 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.progress import progress
+from cutaway.spec.plain import spec_to_json
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace
+
+FORMAT = "cutaway trace 1"
+LAST_LOGITS = "last_logits"  # the tensor beside the points: of the last position, which no point may hold
 
 
 def save_trace(trace: "Trace", path: Path) -> Path:
@@ -22,8 +27,6 @@ def save_trace(trace: "Trace", path: Path) -> Path:
     The file appears whole or not at all. Raises CutawayError where it cannot be written.
     """
     from safetensors.numpy import save
-
-    from cutaway.trace.saved import LAST_LOGITS, metadata_of
 
     if not path.name:
         raise CutawayError(f"The trace cannot be written to {str(path)!r}: that names no file.")
@@ -47,3 +50,28 @@ def save_trace(trace: "Trace", path: Path) -> Path:
         why = getattr(error, "strerror", None) or error
         raise CutawayError(f"The trace could not be written to {path}: {why}.") from None
     return path
+
+
+def metadata_of(trace: "Trace") -> dict[str, str]:
+    """What stands in a saved trace beside its tensors."""
+    prompt = {"ids": trace.prompt.ids, "pieces": trace.prompt.pieces, "text": trace.prompt.text}
+    rest = {
+        "added": trace.prompt.added,
+        "past": trace.past,
+        "rows": trace.rows.tolist(),
+        "tokens": trace.past + len(trace.prompt.ids),
+        "heads": trace.heads,
+        "predicts": trace.predicts,
+        "fused": sorted(trace.fused_layers),
+        "edits": [str(report) for report in trace.edits],
+        "next": [(token.id, token.text) for token in trace.likeliest(200)],
+    }
+    return {
+        "format": FORMAT,
+        "model": trace.spec.name,
+        "engine": trace.engine,
+        "dtype": trace.dtype,
+        "prompt": json.dumps(prompt),
+        "spec": json.dumps(spec_to_json(trace.spec)),
+        "run": json.dumps(rest),
+    }

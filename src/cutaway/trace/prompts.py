@@ -9,7 +9,7 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
-from cutaway.trace.trace import Prompt
+from cutaway.trace.prompt import Prompt
 
 PromptLike = str | Sequence[int] | np.ndarray
 NO_TOKEN = -1  # the id of what was given as a vector

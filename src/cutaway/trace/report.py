@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -10,13 +10,17 @@ from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, points_of, shape_symbols
 from cutaway.progress import progress
 from cutaway.spec import ModelSpec
+from cutaway.spec.check import is_whole
 from cutaway.trace.edges import strongest_edge
 from cutaway.trace.edit_report import edits_told
-from cutaway.trace.trace import Prompt, Trace, is_whole
+from cutaway.trace.prompt import Prompt
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 
 def report(
-    trace: Trace,
+    trace: "Trace",
     layer: int = 0,
     head: int | None = None,
     top: int = 10,
@@ -151,7 +155,7 @@ def _told(spec: ModelSpec, point: Point) -> dict[str, Any]:
     }
 
 
-def _stages(trace: Trace, layer: int, head: int, first: int) -> list[dict[str, Any]]:
+def _stages(trace: "Trace", layer: int, head: int, first: int) -> list[dict[str, Any]]:
     points = [at for at in points_of(trace.spec) if at.layer is None or at.layer == layer]
     stages = []
     with progress("Reading the stages", len(points), "stages", after=1.0) as advance:
@@ -161,7 +165,7 @@ def _stages(trace: Trace, layer: int, head: int, first: int) -> list[dict[str, A
     return stages
 
 
-def _stage(trace: Trace, point: Point, head: int, first: int) -> dict[str, Any]:
+def _stage(trace: "Trace", point: Point, head: int, first: int) -> dict[str, Any]:
     """One stage; `norm` and `values` are those of the row that `row_of` picks, null where nothing was captured."""
     told = _told(trace.spec, point)
     if point.name == "logits":  # of all rows only the last is at hand: the others are a large product
@@ -181,7 +185,7 @@ def _stage(trace: Trace, point: Point, head: int, first: int) -> dict[str, Any]:
     }
 
 
-def _layers(trace: Trace) -> list[dict[str, Any]]:
+def _layers(trace: "Trace") -> list[dict[str, Any]]:
     layers = []
     with progress("Reading every layer", trace.spec.n_layers, "layers", after=1.0) as advance:
         for index in range(trace.spec.n_layers):
@@ -190,7 +194,7 @@ def _layers(trace: Trace) -> list[dict[str, Any]]:
     return layers
 
 
-def _layer(trace: Trace, layer: int) -> dict[str, Any]:
+def _layer(trace: "Trace", layer: int) -> dict[str, Any]:
     edge = strongest_edge(trace, layer)
     return {
         "layer": layer,
@@ -208,7 +212,7 @@ def _layer(trace: Trace, layer: int) -> dict[str, Any]:
     }
 
 
-def _mean_norm(trace: Trace, layer: int, name: str) -> float | None:
+def _mean_norm(trace: "Trace", layer: int, name: str) -> float | None:
     """The mean length of the rows, the first token's left out where there is another.
 
     Models use the first token as a resting place and let its stream grow a hundredfold; it would hide the rest.
@@ -221,7 +225,7 @@ def _mean_norm(trace: Trace, layer: int, name: str) -> float | None:
     return float(lengths[later].mean() if later.any() else lengths.mean())
 
 
-def _place(trace: Trace, position: int) -> Mapping[str, Any]:
+def _place(trace: "Trace", position: int) -> Mapping[str, Any]:
     """A token by its position; those before the trace's own have no piece at hand."""
     index = position - trace.past
     return {"position": position, "piece": _pieces(trace.prompt)[index] if index >= 0 else None}

@@ -22,15 +22,16 @@ from cutaway.points import Pattern, Point, Tap, shape_symbols
 from cutaway.spec import ModelSpec
 from cutaway.trace.adapting import adapted
 from cutaway.trace.bill import Bill, bill
-from cutaway.trace.edit_kinds import Edit
+from cutaway.trace.edit import Edit
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import Editing
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.plan import Plan, make_plan
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.recorder import Cut, Recorder
 from cutaway.trace.selection import selection
 from cutaway.trace.spill import Spill
-from cutaway.trace.trace import Prompt, Trace, rows_asked
+from cutaway.trace.trace import Trace, rows_asked
 
 Step = TypeVar("Step")
 Points = Pattern | Iterable[Pattern] | None

@@ -2,72 +2,23 @@
 
 import json
 import os
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import cutaway.spec as specs
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
+from cutaway.spec.plain import spec_from_json
+from cutaway.trace.export import FORMAT, LAST_LOGITS
 from cutaway.trace.plan import Plan, split_address
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.recorder import Cut
 from cutaway.trace.reductions import Reduced, parse_reduction
-from cutaway.trace.trace import Prompt, Trace
-
-FORMAT = "cutaway trace 1"
-LAST_LOGITS = "last_logits"  # the tensor beside the points: of the last position, which no point may hold
-
-
-def spec_to_json(spec: Any) -> Any:
-    """A spec as plain data: every record an object with the name of its kind."""
-    if is_dataclass(spec) and not isinstance(spec, type):
-        return {"record": type(spec).__name__, **{f.name: spec_to_json(getattr(spec, f.name)) for f in fields(spec)}}
-    return [spec_to_json(one) for one in spec] if isinstance(spec, tuple) else spec
-
-
-def spec_from_json(data: Any) -> Any:
-    """The spec that `spec_to_json` wrote. Raises CutawayError for a record that this version does not know."""
-    if isinstance(data, list):
-        return tuple(spec_from_json(one) for one in data)
-    if not isinstance(data, dict):
-        return data
-    kind = getattr(specs, str(data.get("record")), None)
-    if not is_dataclass(kind) or not isinstance(kind, type):
-        raise CutawayError(f"The file describes a {data.get('record')!r}, which this version of cutaway does not know.")
-    try:
-        return kind(**{name: spec_from_json(value) for name, value in data.items() if name != "record"})
-    except TypeError as error:
-        raise CutawayError(f"The file's {data['record']} is of another version of cutaway: {error}.") from None
-
-
-def metadata_of(trace: Trace) -> dict[str, str]:
-    """What stands in a saved trace beside its tensors."""
-    prompt = {"ids": trace.prompt.ids, "pieces": trace.prompt.pieces, "text": trace.prompt.text}
-    rest = {
-        "added": trace.prompt.added,
-        "past": trace.past,
-        "rows": trace.rows.tolist(),
-        "tokens": trace.past + len(trace.prompt.ids),
-        "heads": trace.heads,
-        "predicts": trace.predicts,
-        "fused": sorted(trace.fused_layers),
-        "edits": [str(report) for report in trace.edits],
-        "next": [(token.id, token.text) for token in trace.likeliest(200)],
-    }
-    return {
-        "format": FORMAT,
-        "model": trace.spec.name,
-        "engine": trace.engine,
-        "dtype": trace.dtype,
-        "prompt": json.dumps(prompt),
-        "spec": json.dumps(spec_to_json(trace.spec)),
-        "run": json.dumps(rest),
-    }
+from cutaway.trace.trace import Trace
 
 
 def open_trace(path: str | Path) -> Trace:

@@ -9,6 +9,7 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import Point, shape_of, shape_symbols
 from cutaway.spec import ModelSpec
+from cutaway.spec.check import is_whole
 
 # What an axis is called where a part of it is chosen.
 AXES = {"T": "positions", "H": "heads", "H_kv": "heads", "d_ff": "neurons", "E": "experts", "S": "keys", "V": "tokens"}
@@ -64,12 +65,11 @@ def selection(name: str, value: Any) -> Any:
         except ValueError:
             raise CutawayError(f"positions is {value!r}; a range of them is written '5:', ':-1' or '2:8'.") from None
         return value
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    listed = (value,) if whole else value
+    listed = (value,) if is_whole(value) else value
     if isinstance(listed, str) or not isinstance(listed, Sequence | np.ndarray | range) or len(listed) == 0:
         raise CutawayError(f"{name} is {value!r}; it must be a list of whole numbers, as in [0, 5].")
     for one in listed:
-        if not isinstance(one, int | np.integer) or isinstance(one, bool):
+        if not is_whole(one):
             raise CutawayError(f"{name} holds {one!r}; it must be a list of whole numbers, as in [0, 5].")
         if one < 0 and name not in ("positions", "source_positions"):
             raise CutawayError(f"{name} holds {one}; it must be a list of whole numbers from 0, as in [0, 5].")

@@ -1,41 +1,21 @@
 """Many prompts, one after another: packed several to a pass, each with the result that it has alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.forward.context import warn_beyond_context
-from cutaway.points import find_points
 from cutaway.progress import progress
-from cutaway.trace.adapting import ReadAdapter
 from cutaway.trace.bill import free_memory
-from cutaway.trace.plan import listed, make_plan
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import Fed, Given, PromptLike, fed
-from cutaway.trace.running import Machine, Points, Watching, heads_kept
+from cutaway.trace.running import Machine, Watching
 from cutaway.trace.sweep_pass import InPrompt, Packed
-from cutaway.trace.sweep_prompts import SweepPrompts, prompts_of
-from cutaway.trace.trace import Prompt, Trace, is_whole
-
-Reduce = str | Callable[[Trace], Mapping[str, Any]] | None
-
-
-class Sweeping(TypedDict, total=False):
-    """What else may be said of a sweep; see `Model.sweep`."""
-
-    positions: Sequence[int] | None
-    heads: Sequence[int] | None
-    edits: Any
-    types: Any
-    reduce: Reduce
-    layout: str
-    dtype: str | None
-    tokens_per_pass: int
-    shard_tokens: int
-    limit: int | None
+from cutaway.trace.sweep_prompts import SweepPrompts
+from cutaway.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,56 +80,6 @@ class Sweep:
             yield first, given, prompts
 
 
-def sweep(
-    machine: Machine,
-    read: Callable[[PromptLike], Prompt],
-    prompts: Any,
-    points: Points,
-    to: str | Path | None,
-    settings: Sweeping,
-    edits: Any,
-) -> Any:
-    """What `Model.sweep` gives: an iterator of results, or the folder that they were written to."""
-    unknown = set(settings) - set(Sweeping.__annotations__)
-    if unknown:
-        raise CutawayError(f"A sweep knows no {min(unknown)!r}; it takes {', '.join(Sweeping.__annotations__)} and to.")
-    reduce = settings.get("reduce")
-    if isinstance(reduce, str):
-        points = _with_reduction(points, reduce, machine)
-    elif reduce is not None and not callable(reduce):
-        raise CutawayError(f"reduce is {reduce!r}; it may be a reduction such as 'mean', or a function of a trace.")
-    heads_kept(settings.get("heads"), make_plan(machine.spec, points), machine.spec)  # what is not there is told now
-    asked = Watching(points, settings.get("positions"), settings.get("heads"), limit=settings.get("limit"), edits=edits)
-    tokens = _at_least_one("tokens_per_pass", settings.get("tokens_per_pass", machine.tokens_per_pass))
-    if any(isinstance(edit, ReadAdapter) and edit.on_experts for edit in edits):
-        tokens = 1  # what an expert is sent has lost its place in the pass: each prompt alone, so that it is counted
-    given = prompts_of(prompts, settings.get("types"))
-    made = Sweep(machine, read, given, asked, reduce if callable(reduce) else None, tokens)
-    if to is None:
-        for name in ("layout", "dtype", "shard_tokens"):
-            if settings.get(name) is not None:
-                raise CutawayError(f"{name} is about files; say where they go with to='a folder', or leave it out.")
-        return (result for _, _, result in made.results())
-    from cutaway.trace.sweep_files import write_sweep
-    from cutaway.trace.sweep_layout import Layout
-
-    shard_tokens = _at_least_one("shard_tokens", settings.get("shard_tokens", 16384))
-    layout = Layout.read(settings.get("layout", "prompts"), settings.get("dtype"))
-    return write_sweep(made, Path(to), layout, shard_tokens)
-
-
-def _with_reduction(points: Points, reduce: str, machine: Machine) -> list[Any]:
-    if points is None:
-        raise CutawayError(f"Which points are to be reduced by {reduce!r}? Name them: points=['layers.*.resid_post'].")
-    made: list[Any] = []
-    for pattern in listed(points):
-        if isinstance(pattern, str) and "|" in pattern:
-            made.append(pattern)
-        else:
-            made += [f"{point} | {reduce}" for point in find_points([pattern], machine.spec)]
-    return made
-
-
 def _reduced(reduce: Callable[[Trace], Mapping[str, Any]], trace: Trace, index: int) -> dict[str, np.ndarray]:
     made = reduce(trace)
     if not isinstance(made, Mapping):
@@ -166,9 +96,3 @@ def _traces(packed: Packed, first: int, prompts: list[Fed]) -> list[Trace]:
         return packed.run(prompts)
     except InPrompt as error:
         raise CutawayError(f"Prompt {first + error.index}: {error.why}") from None
-
-
-def _at_least_one(name: str, value: Any) -> int:
-    if not is_whole(value) or value < 1:
-        raise CutawayError(f"{name} is {value!r}; it must be a whole number, at least 1.")
-    return int(value)

@@ -18,7 +18,8 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import POINTS
 from cutaway.trace.plan import Plan
-from cutaway.trace.trace import Prompt, rows_asked
+from cutaway.trace.prompt import Prompt
+from cutaway.trace.trace import rows_asked
 
 FORMAT = "cutaway sweep 1"
 LAYOUTS = {"prompts": ".safetensors", "rows": ".safetensors", "table": ".parquet"}

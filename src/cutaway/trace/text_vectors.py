@@ -9,9 +9,9 @@ from cutaway.forward.context import warn_beyond_context
 from cutaway.forward.pooling import Pooling, one_vector_each
 from cutaway.forward.transformer import transformer
 from cutaway.trace.finite import first_nonfinite
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import PromptLike
 from cutaway.trace.running import Machine
-from cutaway.trace.trace import Prompt
 
 EMBEDDED_TOKENS = 8192  # rows of one pass over a list of texts: what stands in memory at once
 

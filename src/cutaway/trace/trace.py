@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,37 +13,21 @@ from cutaway.errors import CutawayError, UnknownPoint
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, parse_point
 from cutaway.spec import ModelSpec
+from cutaway.spec.check import is_whole
+from cutaway.trace.difference import Difference
+from cutaway.trace.export import save_trace
 from cutaway.trace.gradients import Connected
+from cutaway.trace.next_tokens import NextToken, softmax
 from cutaway.trace.plan import Plan, split_address
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.recorder import Cut
 from cutaway.trace.reductions import Reduced, parse_reduction
 from cutaway.trace.values import Values
 
 if TYPE_CHECKING:
-    from cutaway.trace.difference import Difference
     from cutaway.trace.edited import Edited, EditReport
 
 REMEMBERED = 4  # worked-out values that a trace holds on to, so that one may be read head by head
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """What was run: ids, how each token reads, and what tokenizing added, in one sentence."""
-
-    ids: tuple[int, ...]
-    pieces: tuple[str, ...]
-    added: str
-    text: str | None = None
-
-
-@dataclass(frozen=True)
-class NextToken:
-    """One candidate for the next token."""
-
-    id: int
-    text: str
-    logit: float
-    probability: float
 
 
 class Trace(Connected):
@@ -244,16 +227,12 @@ class Trace(Connected):
             raise CutawayError("This run had no edits; model.trace(prompt, edits=[…]) makes one that has.")
         return self._edited
 
-    def diff(self, other: "Trace") -> "Difference":
+    def diff(self, other: "Trace") -> Difference:
         """This run against another, address by address. Raises CutawayError for runs of unequal length."""
-        from cutaway.trace.difference import Difference
-
         return Difference(self, other)
 
     def save(self, path: str | Path) -> Path:
         """Write every captured point to a safetensors file, with the prompt in its metadata. Returns the path."""
-        from cutaway.trace.export import save_trace
-
         if not isinstance(path, str | Path):
             raise CutawayError(f"A trace is saved to a path, not to {type(path).__name__}: {path!r}.")
         return save_trace(self, Path(path))
@@ -275,16 +254,6 @@ def _read_only(value: np.ndarray) -> np.ndarray:
     view = np.asarray(value).view()
     view.flags.writeable = False
     return view
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """exp(ℓ − max) / sum over the last axis, in float64 (chapter 14.1)."""
-    shifted = np.exp(logits.astype(np.float64) - logits.max(axis=-1, keepdims=True))
-    return shifted / shifted.sum(axis=-1, keepdims=True)
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def shortened(text: str, most: int = 40) -> str:

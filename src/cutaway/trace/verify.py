@@ -17,8 +17,9 @@ from cutaway.spec import ModelSpec
 from cutaway.trace.check import Check, deviation
 from cutaway.trace.identities import identities
 from cutaway.trace.plan import make_plan
+from cutaway.trace.prompt import Prompt
 from cutaway.trace.recorder import ROW_BLOCKS, Recorder
-from cutaway.trace.trace import Prompt, Trace
+from cutaway.trace.trace import Trace
 
 # Cached against whole, whose products BLAS may round differently: relative to the largest logit.
 CACHED_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}
