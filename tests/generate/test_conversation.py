@@ -186,6 +186,19 @@ def test_what_cannot_be_said_is_refused_and_not_kept(chat):
     assert chat.messages == []
 
 
+def test_an_answer_that_cannot_begin_leaves_the_conversation_as_it_was(chat):
+    say(chat, "Hello")
+    before = list(chat.messages)
+    chat.settings["top_k"] = 0
+    for ask in (lambda: chat.say("More"), chat.regenerate):
+        with pytest.raises(CutawayError, match="top_k is 0"):
+            ask()
+        assert chat.messages == before
+    chat.settings["top_k"] = None
+    list(chat.regenerate())
+    assert [message["role"] for message in chat.messages] == ["user", "assistant"]
+
+
 def test_a_model_without_a_template_does_not_chat(toy):
     with pytest.raises(CutawayError, match="toy comes without a chat template"):
         Conversation(toy)

@@ -13,9 +13,12 @@ from types import ModuleType
 import pytest
 from live_server import client_of, live
 
+import cutaway
 from cutaway.errors import CutawayError
 from cutaway.generate import Basic, Batch
 from cutaway.model import Model
+from cutaway.serve.models import Models
+from cutaway.serve.openai import OpenAI
 from cutaway.serve.openai.driver import Driver
 from cutaway.serve.owner import Owner
 
@@ -150,6 +153,79 @@ def test_a_failure_in_a_pass_reaches_whoever_waits_and_nobody_else(toy: Model, m
         owner.close()
 
     asyncio.run(failing())
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_what_comes_when_the_server_is_closing_is_told_so_and_does_not_wait(begun, toy: Model, monkeypatch):
+    async def closing() -> None:
+        owner, go = Owner(), threading.Event()
+        step = Batch.step
+        monkeypatch.setattr(Batch, "step", lambda batch: step(batch) and go.wait())
+        if not begun:
+            owner.soon(go.wait, lambda: None)
+        driver = Driver(toy, owner, at_once=2, waiting=8)
+        flow = driver.submit([toy.request("<BOS>", Basic(100), {}) for _ in range(3)], whole=True)
+        while begun and not driver.batch.running:
+            time.sleep(0.001)
+        owner.close()
+        go.set()
+        owner._pool.shutdown(wait=True)
+        assert all(ticket.done for ticket in flow.tickets)
+        with pytest.raises(CutawayError, match="closing"):
+            async for _ in flow:
+                pass
+        flow.close()
+        late = Driver(toy, owner, at_once=2, waiting=8)
+        for _ in range(2):
+            with pytest.raises(CutawayError, match="closing"):
+                late.submit([toy.request("<BOS>", Basic(3), {})], whole=True)
+        assert late.idle and not late.batch.waiting
+
+    asyncio.run(closing())
+
+
+def test_a_pass_that_waits_when_the_server_closes_is_told_so():
+    async def closing() -> None:
+        owner, go = Owner(), threading.Event()
+        first = asyncio.ensure_future(owner.run(go.wait))
+        second = asyncio.ensure_future(owner.run(lambda: None))
+        await asyncio.sleep(0)
+        owner.close()
+        go.set()
+        assert await first
+        for late in (second, owner.run(lambda: None)):
+            with pytest.raises(CutawayError, match="closing"):
+                await late
+
+    asyncio.run(closing())
+
+
+def test_a_loading_that_was_interrupted_is_begun_again():
+    async def interrupted() -> str:
+        models = Models()
+        models.begin("toy").cancel()
+        await asyncio.sleep(0)
+        return (await models.get("toy")).spec.name
+
+    assert asyncio.run(interrupted()) == "toy"
+
+
+def test_responses_of_a_model_that_was_loaded_anew_end_with_the_server(toy: Model):
+    async def closing() -> None:
+        owner, go = Owner(), threading.Event()
+        owner.soon(go.wait, lambda: None)
+        programs = OpenAI(Models(), owner, "toy")
+        flow = programs._driver("toy", toy).submit([toy.request("<BOS>", Basic(100), {})], whole=True)
+        assert programs._driver("toy", cutaway.load("toy")).idle
+        programs.close()
+        owner.close()
+        go.set()
+        assert [ticket.done for ticket in flow.tickets] == [True]
+        with pytest.raises(CutawayError, match="closing"):
+            async for _ in flow:
+                pass
+
+    asyncio.run(closing())
 
 
 def test_a_stream_that_fails_says_so_in_the_stream(monkeypatch):

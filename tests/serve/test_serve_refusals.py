@@ -182,6 +182,15 @@ def test_numbers_outside_their_bounds_are_refused(client, run, path):
     refused(client.get(f"/api/runs/{run['run']}/{path}"), 400, "whole number from")
 
 
+def test_a_fault_of_the_server_is_told_in_a_sentence_and_logged(client, caplog, monkeypatch):
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr("cutaway.serve.cards.model_card", broken)
+    refused(client.get("/api/card", params={"model": "toy"}), 500, "its log says where")
+    assert "a fault of ours" in caplog.text
+
+
 def test_a_wrong_method_is_told_so(client):
     refused(client.get("/api/run"), 405, "GET")
 

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from cutaway.engines.layout import CHUNK
 from cutaway.errors import CutawayError
 from cutaway.forward.cache import KVCache
 from cutaway.forward.context import warn_beyond_context
+from cutaway.generate.held import Held, ReadPrompt
 from cutaway.generate.lane import Lane
-from cutaway.generate.passes import Passes, Work, reuse, shared_prefix
+from cutaway.generate.passes import Passes, Work, reuse
 from cutaway.generate.response import Request, Response, ScoredToken, Step
 from cutaway.generate.ticket import Event, Ticket
 from cutaway.progress import progress
@@ -27,7 +28,6 @@ from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 
 PROMPT_ROWS = 512  # of the prompts that are being read, so many tokens a pass
-WORTH_REUSING = 16  # tokens that a prompt shares with an earlier sequence
 
 
 class QueueFull(CutawayError):
@@ -39,16 +39,6 @@ def _too_many(waiting: int, more: int, limit: int) -> str:
     if waiting >= limit:
         return f"{told}, as many as may; try again later."
     return f"{told} and {limit} may: {more} more are too many now; try again later."
-
-
-@dataclass(frozen=True, eq=False)
-class _ReadPrompt:
-    """A prompt that was read, for those with the same one who wait: its rows, and the logits `[1, V]` after it."""
-
-    request: Request
-    cache: KVCache
-    logits: np.ndarray
-    scored: list[ScoredToken]
 
 
 class Batch:
@@ -73,12 +63,11 @@ class Batch:
         if isinstance(at_once, bool) or not isinstance(at_once, int | np.integer) or at_once < 1:
             raise CutawayError(f"at_once is {at_once!r}; it must be a whole number, at least 1.")
         self._passes, self._tokenizer = passes, tokenizer
-        self._at_once, self._limit, self._prompt_rows, self._retained = int(at_once), waiting, prompt_rows, retained
+        self._at_once, self._limit, self._prompt_rows = int(at_once), waiting, prompt_rows
         self._shown = shown
         self._queue: deque[tuple[Ticket, KVCache | None]] = deque()
         self._lanes: list[Lane] = []
-        self._kept: deque[KVCache] = deque(maxlen=retained)
-        self._read_prompts: list[_ReadPrompt] = []
+        self._held = Held(retained)
         self._changed = threading.Condition()
         self._closed = False
         self._left_rows = prompt_rows
@@ -138,33 +127,38 @@ class Batch:
     def nbytes(self) -> int:
         """Bytes of all keys and values that are held, of sequences that ended too."""
         with self._changed:
-            held = [lane.cache for lane in self._lanes] + [read.cache for read in self._read_prompts]
-            return sum(cache.nbytes for cache in (*held, *self._kept))
+            return self._held.nbytes + sum(lane.cache.nbytes for lane in self._lanes)
 
     def step(self) -> bool:
-        """One pass for everything that is under way. False where there was nothing to do."""
+        """One pass for everything that is under way. False where there was nothing to do.
+
+        What goes wrong with one sequence its own ticket is told. Whatever this raises, an interrupt for one, all have
+        been told, also those who wait.
+        """
+        try:
+            return self._step()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _step(self) -> bool:
         with self._changed:
             begun = self._admit()
         for lane, rows in begun:
             self._advance(lane, rows, None)
         with self._changed:
-            self._left_rows = self._prompt_rows
-            given = [lane for lane in self._lanes if self._give_out(lane)]
-        lanes = [lane for lane in given if self._holds(lane)]
+            self._left_rows, there = self._prompt_rows, self._lanes[:]
+            given = [lane for lane in there if self._alone(lane, self._give_out)]
+        lanes = [lane for lane in given if self._alone(lane, self._prepared)]
         if not lanes:
-            return bool(begun or given)
+            return bool(begun or given) or len(self._lanes) < len(there)
         started = time.perf_counter()
         try:
-            for lane in lanes:
-                warn_beyond_context(self._passes.spec, *lane.growth, 2)
-                lane.unsettle()
             work = [Work(lane.cache, lane.running, self._rows(lane), lane.ticket.edited) for lane in lanes]
             found = self._passes.run(work, shown=self._shown and self.passes == 0 and self._read is None)
-        except BaseException as error:
+        except Exception as error:
             for lane in lanes:
                 self._fail(lane, error)
-            if not isinstance(error, Exception):
-                raise
             return True
         self.passes += 1
         seconds = time.perf_counter() - started
@@ -194,21 +188,32 @@ class Batch:
             )
         else:
             watching = nullcontext()
-        with watching as self._read:
-            while not (first := list(ticket.ready())) and not ticket.done:
-                self.step()
-        self._read = None
+        try:
+            with watching as self._read:
+                while not (first := list(ticket.ready())) and not ticket.done:
+                    self.step()
+        finally:
+            self._read = None
         return first
 
     def run(self) -> None:
-        """Step until the batch is closed and empty, waiting where there is nothing to do: the owner thread's work."""
-        while True:
-            if self.step():
-                continue
+        """Step until the batch is closed and empty, waiting where there is nothing to do: the owner thread's work.
+
+        Where it ends otherwise it closes the batch, and all who wait are told.
+        """
+        try:
+            while True:
+                if self.step():
+                    continue
+                with self._changed:
+                    if self._closed and not self._queue and not self._lanes:
+                        return
+                    self._changed.wait_for(lambda: self._queue or self._lanes or self._closed)
+        except BaseException as error:
             with self._changed:
-                if self._closed and not self._queue and not self._lanes:
-                    return
-                self._changed.wait_for(lambda: self._queue or self._lanes or self._closed)
+                self._closed = True
+            self._give_up(error)
+            raise
 
     def close(self, *, drain: bool = True) -> None:
         """Take no more requests. With `drain` those that are there are finished, else all are cancelled."""
@@ -226,57 +231,60 @@ class Batch:
         """Begin with what waits, as far as there is room; those whose prompt was read before, with the row after it."""
         begun = []
         while self._queue and self.running < self._at_once:
-            ticket, cache = self._queue.popleft()
-            if cache is not None:
-                self._begin(ticket, cache).lent = True
-                continue
+            ticket, lent = self._queue[0]  # it stays there until it is in a lane, so that it is never nowhere
             reading = next((lane for lane in self._lanes if lane.reads_for(ticket.request)), None)
-            read = next((read for read in self._read_prompts if read.request.reads_like(ticket.request)), None)
-            if reading is not None:
+            read = self._held.prompt(ticket.request)
+            if lent is None and reading is not None:
                 reading.followers.append(ticket)
-            elif read is not None:
-                begun.append((self._begin(ticket, read.cache.fork(), read.scored), read.logits))
-            else:
-                self._begin(ticket, self._kept_for(ticket.request)).shares = True
+            elif lent is None and read is not None:
+                if lane := self._begin(ticket, read.cache.fork, read.scored):
+                    begun.append((lane, read.logits))
+            elif lane := self._begin(ticket, partial(self._cache_for, ticket.request, lent)):
+                lane.lent, lane.shares = lent is not None, lent is None
+            self._queue.popleft()
         self._forget()
         return begun
 
-    def _begin(self, ticket: Ticket, cache: KVCache, scored: list[ScoredToken] | None = None) -> Lane:
-        """A lane for a ticket; with `scored` the cache holds all of its prompt, the last token's row too."""
-        whole = scored is not None
-        ticket.reused = cache.length if whole else reuse(cache, ticket.request.ids) if cache.length else 0
-        lane = Lane(ticket, Response(ticket.request, self._tokenizer), cache, self._guesses(ticket))
-        lane.scored += scored or ()
-        self._passes.claim(cache, lane)
+    def _begin(
+        self, ticket: Ticket, made: Callable[[], KVCache], scored: list[ScoredToken] | None = None
+    ) -> Lane | None:
+        """A lane for a ticket, on the cache that `made` gives; with `scored` it holds all of its prompt, the last
+        token's row too. None where it could not begin, for want of memory say, which the ticket is told.
+        """
+        try:
+            cache, whole = made(), scored is not None
+            ticket.reused = cache.length if whole else reuse(cache, ticket.request.ids) if cache.length else 0
+            lane = Lane(ticket, Response(ticket.request, self._tokenizer), cache, self._guesses(ticket))
+            lane.scored += scored or ()
+            self._passes.claim(cache, lane)
+        except Exception as error:
+            ticket.end(error)
+            return None
         self._lanes.append(lane)
         return lane
 
     def _guesses(self, ticket: Ticket) -> bool:
         return ticket.request.guess > 0 and self._passes.may_shorten
 
+    def _cache_for(self, request: Request, lent: KVCache | None) -> KVCache:
+        """The cache that was lent, else the kept one that shares most with a prompt, or a new one."""
+        return lent or self._held.take(request) or self._passes.cache()
+
     def _forget(self) -> None:
-        """Let go of prompts that nobody in the queue has."""
-        waiting = [ticket.request for ticket, _ in self._queue]
-        self._read_prompts = [read for read in self._read_prompts if any(map(read.request.reads_like, waiting))]
+        self._held.forget([ticket.request for ticket, _ in self._queue])
 
     def _share(self, lane: Lane, logits: np.ndarray) -> list[Lane]:
         """The prompt was read: its followers go on from the same rows, and those who wait will."""
         with self._changed:
-            followers, lane.followers = lane.followers, []
+            begun = []
+            while lane.followers:
+                begun.append(self._begin(lane.followers[0], lane.cache.fork, lane.scored))
+                del lane.followers[0]
             if lane.shares and any(lane.ticket.request.reads_like(ticket.request) for ticket, _ in self._queue):
-                read = _ReadPrompt(lane.ticket.request, lane.cache.fork(), np.array(logits), lane.scored)
-                self._read_prompts.append(read)
-            return [self._begin(ticket, lane.cache.fork(), lane.scored) for ticket in followers]
-
-    def _kept_for(self, request: Request) -> KVCache:
-        """The kept cache that shares most with a prompt, or a new one."""
-        kept = () if request.score_prompt or request.edits else self._kept  # their rows are those of runs without edits
-        shared = [shared_prefix(cache.ids, request.ids) for cache in kept]
-        if not shared or max(shared) < WORTH_REUSING:
-            return self._passes.cache()
-        best = self._kept[int(np.argmax(shared))]
-        self._kept.remove(best)
-        return best
+                with suppress(MemoryError):  # then they read it themselves
+                    read = ReadPrompt(lane.ticket.request, lane.cache.fork(), np.array(logits), lane.scored)
+                    self._held.prompts.append(read)
+            return [one for one in begun if one is not None]
 
     def _give_out(self, lane: Lane) -> bool:
         """Say what the lane runs in this pass; False where its prompt has to wait for room."""
@@ -292,14 +300,20 @@ class Batch:
         lane.running = lane.pending[:count]
         return True
 
-    def _holds(self, lane: Lane) -> bool:
-        """Whether the lane's cache is still its own; where it is not, it fails alone."""
+    def _prepared(self, lane: Lane) -> bool:
+        """True; raises where the lane cannot go on, as with a cache that is no longer its own."""
+        lane.cache.refuse_others(lane)
+        warn_beyond_context(self._passes.spec, *lane.growth, 2)
+        lane.unsettle()
+        return True
+
+    def _alone(self, lane: Lane, told: Callable[[Lane], bool]) -> bool:
+        """What is told of a lane; False where that goes wrong, and then it fails alone."""
         try:
-            lane.cache.refuse_others(lane)
-        except CutawayError as error:
+            return told(lane)
+        except Exception as error:
             self._fail(lane, error)
             return False
-        return True
 
     def _rows(self, lane: Lane) -> int:
         """How many rows of logits are of use: none before the prompt's last token."""
@@ -312,17 +326,17 @@ class Batch:
     def _advance(self, lane: Lane, logits: np.ndarray, seconds: float | None) -> None:
         if lane.ticket.done:
             return  # cancelled meanwhile
-        if lane.scoring and seconds is not None:
-            logits = lane.score(logits)
-        if not len(logits):
-            lane.pending = lane.pending[len(lane.running) :]
-            if self._read is not None:
-                self._read(len(lane.running))
-            return
-        followers = [] if lane.response.tokens else self._share(lane, logits)
-        for follower in followers:
-            self._advance(follower, logits, None)
         try:
+            if lane.scoring and seconds is not None:
+                logits = lane.score(logits)
+            if not len(logits):
+                lane.pending = lane.pending[len(lane.running) :]
+                if self._read is not None:
+                    self._read(len(lane.running))
+                return
+            followers = [] if lane.response.tokens else self._share(lane, logits)
+            for follower in followers:
+                self._advance(follower, logits, None)
             for step in lane.accept(logits, seconds):
                 if not lane.ticket.done:
                     edited = lane.ticket.edited
@@ -332,18 +346,30 @@ class Batch:
         if lane.ticket.done:
             self._drop(lane)
 
-    def _fail(self, lane: Lane, error: BaseException) -> None:
-        for ticket in (lane.ticket, *lane.followers):
-            if not ticket.done:
-                ticket.send(error)
+    def _fail(self, lane: Lane, error: Exception) -> None:
         self._drop(lane, keep=False)
+        for ticket in (lane.ticket, *lane.followers):
+            ticket.end(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """Tell everybody, under way or waiting, so that nobody waits for what never comes."""
+        if not isinstance(error, Exception):  # it stops whoever runs the batch, not those who wait in other threads
+            error = CutawayError(f"The batch was stopped ({type(error).__name__}) before this response had ended.")
+        with self._changed:
+            tickets = [ticket for lane in self._lanes for ticket in (lane.ticket, *lane.followers)]
+            tickets += [ticket for ticket, _ in self._queue]
+            self._lanes, self._held.prompts = [], []
+            self._queue.clear()
+            self._changed.notify_all()
+        for ticket in tickets:
+            ticket.end(error)
 
     def _drop(self, lane: Lane, *, keep: bool = True) -> None:
         with self._changed:
             if lane in self._lanes:
                 self._lanes.remove(lane)
-                if keep and self._retained and not lane.lent and lane.ticket.edited is None:
-                    self._kept.append(lane.cache)
+                if keep and not lane.lent and lane.ticket.edited is None:
+                    self._held.keep(lane.cache)
 
     # In any thread
 
@@ -354,10 +380,18 @@ class Batch:
             self._queue = deque(entry for entry in self._queue if entry[0] is not ticket)
             for lane in self._lanes:
                 lane.followers = [one for one in lane.followers if one is not ticket]
-                if lane.ticket is ticket and lane.followers:
-                    first = lane.followers[0]
-                    lane.hand_over(Response(first.request, self._tokenizer), self._guesses(first))
+                while lane.ticket is ticket and lane.followers:
+                    self._hand_over(lane)
             self._lanes = [lane for lane in self._lanes if lane.ticket is not ticket]
             self._forget()
-            ticket.send(None)
+            ticket.end(None)
             self._changed.notify_all()
+
+    def _hand_over(self, lane: Lane) -> None:
+        """What a lane has read goes to the first of its followers, or that is told why it cannot."""
+        first = lane.followers[0]
+        try:
+            lane.hand_over(Response(first.request, self._tokenizer), self._guesses(first))
+        except Exception as error:
+            lane.followers.remove(first)
+            first.end(error)

@@ -83,30 +83,32 @@ class Conversation:
         return chat_ids(self.model.tokenizer, self.messages)
 
     def say(self, text: str) -> Iterator[Step]:
-        """Add the user's message and stream the answer, which becomes a message when the stream ends or is closed."""
+        """Add the user's message and stream the answer, which becomes a message when the stream ends or is closed.
+
+        Raises CutawayError for what the model cannot read; then the conversation stays as it was.
+        """
         if not text.strip():
             raise CutawayError("The message is empty; a chat needs at least one character from the user.")
-        chat_ids(self.model.tokenizer, [*self.messages, {"role": "user", "content": text}])  # refused before it is kept
-        self.messages.append({"role": "user", "content": text})
-        return self._answer()
+        return self._answer([*self.messages, {"role": "user", "content": text}])
 
     def regenerate(self) -> Iterator[Step]:
         """Another answer to the last message of the user, in place of the one that is there."""
         if not any(message["role"] == "user" for message in self.messages):
             raise CutawayError("There is nothing to answer yet; say something first.")
-        while self.messages[-1]["role"] != "user":
-            self.messages.pop()
-        return self._answer()
+        last = max(place for place, message in enumerate(self.messages) if message["role"] == "user")
+        return self._answer(self.messages[: last + 1])
 
-    def _answer(self) -> Iterator[Step]:
-        ids = self.ids()
-        self.reused = shared_prefix(self._cache.ids, ids[:-1])
-        self.read = len(ids) - self.reused
+    def _answer(self, messages: list[Message]) -> Iterator[Step]:
+        """The answer to these messages, which are those of the conversation once all about them is found right."""
+        ids = chat_ids(self.model.tokenizer, messages)
         settings = dict(self.settings)
         if settings.get("seed") is not None:
             settings["seed"] += self._answers  # else two answers to one message would be the same
-        self._answers += 1
         steps = self.model.stream(ids, cache=self._cache, **settings)
+        self.messages[:] = messages
+        self._answers += 1
+        self.reused = shared_prefix(self._cache.ids, ids[:-1])
+        self.read = len(ids) - self.reused
         return self._kept(steps, len(ids))
 
     def _kept(self, steps: Iterator[Step], length: int) -> Iterator[Step]:

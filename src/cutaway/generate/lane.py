@@ -45,8 +45,8 @@ class Lane:
 
     def hand_over(self, response: Response, guessing: bool) -> None:
         """Its ticket leaves: what was read goes to the first of its followers, whose response this is."""
-        self.ticket, self.response = self.followers.pop(0), response
-        self._lookup = Lookup(response.request.ids) if guessing else None
+        lookup = Lookup(response.request.ids) if guessing else None
+        self.ticket, self.response, self._lookup = self.followers.pop(0), response, lookup
 
     @property
     def scoring(self) -> bool:

@@ -1,8 +1,10 @@
 """A request on its way through a batch, in the hands of whoever asked."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 
+from cutaway.errors import CutawayError
 from cutaway.generate.edited import EditedSequence
 from cutaway.generate.response import Finish, Request, Step
 
@@ -12,7 +14,8 @@ Event = Step | BaseException | None  # a step; what went wrong; None where it wa
 class Ticket:
     """A request on its way. Iterating gives its steps as they come, from any thread but the batch's own.
 
-    It ends with the step that has a `finish`, without one where it was cancelled, or raises what went wrong.
+    It ends with the step that has a `finish`, without one where it was cancelled, or raises what went wrong. Steps that
+    are delivered elsewhere cannot be iterated: CutawayError.
     """
 
     def __init__(self, request: Request, deliver: Callable[[Event], None] | None, left: Callable[["Ticket"], None]):
@@ -22,18 +25,15 @@ class Ticket:
         self.edited: EditedSequence | None = None  # what its edits do, where it has any
         self._left = left
         self._events: SimpleQueue[Event] = SimpleQueue()
+        self._elsewhere = deliver is not None
         self._deliver = deliver or self._events.put
+        self._over = False  # whether the last event was taken out
 
     def __iter__(self) -> Iterator[Step]:
-        while True:
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is None:
-                return
-            yield event
-            if event.finish is not None:
-                return
+        if self._elsewhere:
+            raise CutawayError("The steps of this ticket go to the function that it was submitted with, not here.")
+        while not self._over:  # else whoever asks once more would wait for ever
+            yield from self._taken(self._events.get())
 
     @property
     def done(self) -> bool:
@@ -54,11 +54,19 @@ class Ticket:
             self.finish = event.finish
         self._deliver(event)
 
+    def end(self, event: BaseException | None) -> None:
+        """Hand on that nothing more comes, and why. A taker that goes wrong at this is no matter of anybody else."""
+        with suppress(Exception):
+            self.send(event)
+
     def ready(self) -> Iterator[Step]:
         """The steps that are there already, without waiting; raises what went wrong."""
         while not self._events.empty():
-            event = self._events.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is not None:
-                yield event
+            yield from self._taken(self._events.get())
+
+    def _taken(self, event: Event) -> Iterator[Step]:
+        self._over = not isinstance(event, Step) or event.finish is not None
+        if isinstance(event, BaseException):
+            raise event
+        if event is not None:
+            yield event

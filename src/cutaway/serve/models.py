@@ -53,7 +53,7 @@ class Models:
     def begin(self, name: str) -> "asyncio.Task[Model]":
         """Start loading `name` (a checked name) if nothing has; the task that ends with the model."""
         task = self._loading.get(name)
-        if task is None or (task.done() and task.exception() is not None):
+        if task is None or task.cancelled() or (task.done() and task.exception() is not None):
             self._let_go()
             task = asyncio.get_running_loop().create_task(asyncio.to_thread(self._load, name))
             task.add_done_callback(lambda done: done.cancelled() or done.exception())  # told by `state`, not as a log

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from cutaway.errors import CutawayError
@@ -22,27 +22,44 @@ class Owner:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cutaway-owner")
         self._most = waiting
         self._held = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """The result of `work`. Raises Busy where too many wait already."""
+        """The result of `work`. Raises Busy where too many wait already, CutawayError where the owner is closed."""
         with self._lock:
             if self._held > self._most:
                 raise Busy(f"{self._held} passes are waiting already; try again when they are done.")
             self._held += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            return await asyncio.wrap_future(self._submitted(work))
+        except asyncio.CancelledError:
+            if self._closed:  # it waited, and was dropped
+                raise _closing() from None
+            raise
         finally:
             with self._lock:
                 self._held -= 1
 
-    def soon(self, work: Callable[[], None]) -> None:
+    def soon(self, work: Callable[[], None], dropped: Callable[[], None]) -> None:
         """Run `work`, which tells of its errors itself, behind what waits already; it counts as no pass.
 
-        Raises RuntimeError where the owner is closed.
+        `dropped` is called in its place where the owner is closed before its turn. Raises CutawayError where it is
+        closed already.
         """
-        self._pool.submit(work)
+        self._submitted(work).add_done_callback(lambda ended: dropped() if ended.cancelled() else None)
 
     def close(self) -> None:
-        """Let go of the thread; what waits is dropped."""
+        """Let go of the thread; what waits is dropped, and told so."""
+        self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submitted(self, work: Callable[[], T]) -> "Future[T]":
+        try:
+            return self._pool.submit(work)
+        except RuntimeError:  # as the pool says where it is closed, or can have no thread
+            raise _closing() from None
+
+
+def _closing() -> CutawayError:
+    return CutawayError("The server is closing; it takes nothing more.")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -43,6 +44,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
 _ASKED_AGAIN = 0.1  # seconds after which it is asked whether somebody still waits
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
+_log = logging.getLogger("cutaway.serve")
 
 
 class Missing(CutawayError):
@@ -230,10 +232,13 @@ class Page:
             return work()
 
         task = asyncio.ensure_future(self._owner.run(unless_left))
-        while not (await asyncio.wait({task}, timeout=_ASKED_AGAIN))[0]:
-            if await request.is_disconnected():
-                left.set()
-        return task.result()
+        try:
+            while not (await asyncio.wait({task}, timeout=_ASKED_AGAIN))[0]:
+                if await request.is_disconnected():
+                    left.set()
+            return task.result()
+        finally:
+            left.set()
 
     async def _read(self, request: Request, work: Callable[[], bytes]) -> Response:
         async with self._reads:
@@ -261,6 +266,9 @@ def _answering(endpoint: Endpoint) -> Endpoint:
             return Response(status_code=499)  # nobody reads it
         except MemoryError:
             return _refusal(CutawayError("Memory ran out; a shorter prompt needs less."), "too long", 413)
+        except Exception as error:
+            _log.error("A request of the page failed.", exc_info=error)
+            return _refusal(CutawayError("The server failed on this request; its log says where."), "refused", 500)
 
     return answer
 

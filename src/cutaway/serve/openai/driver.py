@@ -39,7 +39,8 @@ class Driver:
         return not self._flows
 
     def submit(self, requests: Sequence[Request], *, whole: bool) -> "Flow":
-        """Queue the choices of one request, all or none of them. Raises QueueFull where too many wait.
+        """Queue the choices of one request, all or none of them. Raises QueueFull where too many wait, CutawayError
+        where the server is closing.
 
         To be called in the event loop, which takes the steps: each as it comes, or, if they are wanted `whole`, all
         of a choice at its end.
@@ -49,10 +50,10 @@ class Driver:
         try:
             takers = [(request, flow.taker(index)) for index, request in enumerate(requests)]
             flow.tickets += self._batch.submit_all(takers)
+            self._wake()
         except BaseException:
             flow.close()
             raise
-        self._wake()
         return flow
 
     def close(self) -> None:
@@ -66,21 +67,21 @@ class Driver:
     def _wake(self) -> None:
         with self._lock:
             if not self._under_way:
+                self._owner.soon(self._turn, self.close)
                 self._under_way = True
-                self._owner.soon(self._turn)
 
     def _turn(self) -> None:
         """One step, in the owner's thread; and the next one is asked for, behind whatever waits there."""
-        try:
+        with suppress(BaseException):  # a step that fails has told all who wait for it
             self._batch.step()
-        except BaseException as error:  # nobody was told yet: a sequence could not be begun, for want of memory
-            for flow in list(self._flows):
-                flow.fail(error)
         with self._lock:
             self._under_way = bool(self._batch.running or self._batch.waiting)
             if self._under_way:
-                with suppress(RuntimeError):  # the owner was closed meanwhile
-                    self._owner.soon(self._turn)
+                try:
+                    self._owner.soon(self._turn, self.close)
+                except CutawayError:  # the owner was closed meanwhile: nobody will take another step
+                    self._under_way = False
+                    self.close()
 
 
 class Flow:
@@ -111,10 +112,6 @@ class Flow:
                 held.clear()
 
         return take
-
-    def fail(self, error: BaseException) -> None:
-        """End with an error that no ticket was told of."""
-        self._hand_on(0, [], error)
 
     def close(self) -> None:
         """Stop what is still under way and give up its caches."""

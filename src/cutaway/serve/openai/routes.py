@@ -43,6 +43,7 @@ class OpenAI:
         self._models, self._owner, self._default = models, owner, default
         self._at_once, self._waiting = at_once, waiting
         self._drivers: OrderedDict[str, Driver] = OrderedDict()
+        self._retired: list[Driver] = []  # of models that were loaded anew, whose last responses are under way
         self._since = int(time.time())
 
     def routes(self) -> list[Route]:
@@ -67,7 +68,7 @@ class OpenAI:
 
     def close(self) -> None:
         """Cancel what is under way."""
-        for driver in self._drivers.values():
+        for driver in (*self._drivers.values(), *self._retired):
             driver.close()
 
     async def health(self, request: Request) -> Response:
@@ -135,6 +136,7 @@ class OpenAI:
         if held is None or held.model is not model:
             if held is not None:
                 held.retire()
+                self._retired = [driver for driver in (*self._retired, held) if not driver.idle]
             self._drivers[name] = Driver(model, self._owner, self._at_once, self._waiting)
             idle = [other for other, driver in self._drivers.items() if driver.idle and other != name]
             for other in idle[: max(0, len(self._drivers) - MOST_LOADED - 1)]:
@@ -162,9 +164,9 @@ class Streamed(StreamingResponse):
 
 
 async def _streamed(flow: Flow, answer: Answer) -> AsyncIterator[bytes]:
-    for begun in answer.begun(len(flow.tickets)):
-        yield begun
     try:
+        for begun in answer.begun(len(flow.tickets)):
+            yield begun
         async for index, step in flow:
             if piece := answer.piece(index, step):
                 yield piece
