@@ -16,20 +16,14 @@ from unittest import mock
 import gguf
 import numpy as np
 import torch
+from compared import EXACT, assert_shown, deviation, prompt
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe
-from transformers.utils import logging
 
 import cutaway
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-torch.set_num_threads(1)  # arrays this small only wait for a second one
-
-EXACT, SINGLE = 1e-9, 1e-5
 
 
 @dataclass(frozen=True)
@@ -90,20 +84,6 @@ def reloaded(folder: Path) -> Any:
     if hasattr(model.config, "num_experts_per_tok"):
         model.config._experts_implementation = "eager"
     return model.to(torch.float64).eval()
-
-
-def prompt(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    """Random ids, the last of the vocabulary among them."""
-    ids = np.random.default_rng(1000 * seed + length).integers(0, vocab_size, length).tolist()
-    ids[length // 2] = vocab_size - 1
-    return ids
-
-
-def deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found − expected| / max |expected|; arrays of different shapes have nothing to do with each other."""
-    assert found.shape == expected.shape, f"{found.shape} against {expected.shape}"
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 def _rms_norm(self: Any, x: torch.Tensor) -> torch.Tensor:
@@ -242,12 +222,11 @@ def assert_same(model: cutaway.Model, reference: Any, ids: Sequence[int], within
     """Every shared point is the same, to `within` of its largest value; the chosen experts are the same numbers."""
     with lifted():
         expected = run(reference, ids)
-    trace = model.trace(ids, points=[*expected])
-    off = {name: deviation(trace[name], value) for name, value in expected.items() if not name.endswith("moe.chosen")}
-    assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}
-    for name in expected:
-        if name.endswith("moe.chosen"):
-            assert np.array_equal(trace[name], expected[name]), name
+    chosen = {name: expected.pop(name) for name in [*expected] if name.endswith("moe.chosen")}
+    assert_shown(model, expected, ids, within)
+    trace = model.trace(ids, points=[*chosen]) if chosen else {}
+    for name, value in chosen.items():
+        assert np.array_equal(trace[name], value), name
 
 
 def assert_cached_is_whole(model: cutaway.Model, within: float) -> None:
@@ -279,8 +258,3 @@ def assert_padding_on_the_left_changes_nothing(model: cutaway.Model, reference: 
         padded = reference(ids, attention_mask=mask, position_ids=positions, use_cache=False).logits
     for text, logits in zip(texts, padded, strict=True):
         assert deviation(model.trace(text).logits, logits[-len(text) :].numpy()) < EXACT
-
-
-def assert_verified(model: cutaway.Model) -> None:
-    for check in model.verify():
-        assert check.holds, check

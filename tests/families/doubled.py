@@ -4,20 +4,22 @@
 asked for float32 gives float64, so that what is left between the two sides is the rounding of float64.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
+from compared import deviation
 from torch.overrides import TorchFunctionMode
-from transformers.utils import logging
 
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-torch.set_num_threads(1)
+import cutaway
+from cutaway.forward.cache import KVCache
+from cutaway.forward.transformer import transformer
 
-EXACT, SINGLE = 1e-9, 1e-5
+Made = Callable[..., tuple[Path, Any]]  # its folder, and the float64 model of the saved numbers
+
 # Modules of a layer → our points, and which of several returned values it is.
 INSIDE = {
     "": ("resid_post", 0),
@@ -84,21 +86,21 @@ def saved(model: Any, folder: Path, dtype: torch.dtype = torch.float64, **option
     return folder
 
 
+def kept(reference: Callable[[str], Any], folders: pytest.TempPathFactory) -> Made:
+    """`made(case, dtype)`: what `reference` builds is built and saved once for each dtype."""
+    known: dict[tuple[str, torch.dtype], tuple[Path, Any]] = {}
+
+    def make(case: str, dtype: torch.dtype = torch.float64) -> tuple[Path, Any]:
+        if (case, dtype) not in known:
+            model = reference(case)
+            known[case, dtype] = saved(model, folders.mktemp("tiny"), dtype), model
+        return known[case, dtype]
+
+    return make
+
+
 def _rotary(model: Any, value: torch.Tensor) -> bool:
     return any(value is buffer for name, buffer in model.named_buffers() if "inv_freq" in name)
-
-
-def prompt(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    """Random ids, the last of the vocabulary among them."""
-    ids = np.random.default_rng(1000 * seed + length).integers(0, vocab_size, length).tolist()
-    ids[length // 2] = vocab_size - 1
-    return ids
-
-
-def deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found − expected| / max |expected|; arrays of different shapes have nothing to do with each other."""
-    assert found.shape == expected.shape, f"{found.shape} against {expected.shape}"
-    return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
 def shown(model: Any, ids: Sequence[int], left_pads: int = 0) -> dict[str, np.ndarray]:
@@ -145,3 +147,17 @@ def _keep(module: torch.nn.Module, points: dict[str, np.ndarray], name: str, fir
         points[name] = value.detach().reshape(-1, value.shape[-1])[first:].numpy().copy()
 
     return module.register_forward_hook(hook)
+
+
+def assert_cached_is_whole(model: cutaway.Model, prompt: Sequence[int], sizes: Sequence[int], within: float) -> KVCache:
+    """A prompt in pieces of these sizes from one cache, which is returned, gives what it gives in one pass."""
+    ids = np.array(prompt)
+    whole = model.trace(ids).logits
+    cache, done = KVCache(model.spec, model.engine), 0
+    for size in sizes:
+        piece = ids[done : done + size]
+        ran = transformer(model.engine, model.spec, model.parameters, [piece], caches=[cache], rows=range(size))
+        assert deviation(model.engine.numpy(ran.logits), whole[done : done + size]) < within
+        done += size
+    assert cache.length == done == len(ids)
+    return cache

@@ -11,17 +11,11 @@ from unittest import mock
 
 import numpy as np
 import torch
+from compared import EXACT, assert_shown
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
-from transformers.utils import logging
 
 import cutaway
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-torch.set_num_threads(1)
-
-EXACT, SINGLE = 1e-9, 1e-5
 
 
 def built(kind: Any, config: Any, seed: int, **options: Any) -> Any:
@@ -38,19 +32,6 @@ def built(kind: Any, config: Any, seed: int, **options: Any) -> Any:
 def saved(model: Any, folder: Path, **options: Any) -> Path:
     model.save_pretrained(folder, **options)
     return folder
-
-
-def prompt(vocab_size: int, length: int) -> list[int]:
-    """Random ids, the last of the vocabulary among them."""
-    ids = np.random.default_rng(length).integers(0, vocab_size, length).tolist()
-    ids[length // 2] = vocab_size - 1
-    return ids
-
-
-def deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found − expected| / max |expected|; arrays of different shapes have nothing to do with each other."""
-    assert found.shape == expected.shape, f"{found.shape} against {expected.shape}"
-    return float(np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max())
 
 
 @contextmanager
@@ -117,11 +98,4 @@ def assert_same(
     """Every point that both sides show, `but` these, is the same, to `within` of its largest value."""
     expected = shown(reference, ids, **({} if types is None else {"token_type_ids": torch.tensor([types])}))
     expected = {name: value for name, value in expected.items() if name not in but}
-    trace = model.trace(ids, points=[*expected], types=types)
-    off = {name: deviation(trace[name], value) for name, value in expected.items()}
-    assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}
-
-
-def assert_verified(model: cutaway.Model) -> None:
-    for check in model.verify():
-        assert check.holds, check
+    assert_shown(model, expected, ids, within, types)

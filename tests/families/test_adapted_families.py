@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoders import Tiny, deviation, lifted, prompt, reloaded
+from compared import deviation, prompt
+from decoders import Tiny, lifted, reloaded
 from gguf_files import QTYPE, write_gguf
 from llama_like import PHI3, QWEN2, SCALED, llama_like_lifted
 from peft import LoraConfig, PeftModel, get_peft_model

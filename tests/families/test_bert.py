@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared import EXACT, SINGLE, assert_verified, deviation, prompt
 from safetensors.torch import load_file, save_file
-from streams import EXACT, SINGLE, assert_same, assert_verified, built, deviation, prompt, saved, shown
+from streams import assert_same, built, saved, shown
 from transformers import BertConfig, BertForMaskedLM, BertForPreTraining, BertForSequenceClassification, BertModel
 
 import cutaway

@@ -1,22 +1,20 @@
 """DeepSeek-V2 and V3 compute what `transformers` computes, and what DeepSeek's own code does where the two differ."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from doubled import EXACT, SINGLE, built, deviation, prompt, saved, shown
+from compared import SINGLE, assert_shown, assert_verified, exact, prompt
+from doubled import Made, assert_cached_is_whole, built, kept, saved, shown
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import cutaway
 from cutaway.errors import CutawayError
-from cutaway.forward.cache import KVCache
 from cutaway.forward.experts import choose
-from cutaway.forward.transformer import transformer
 from cutaway.spec import ExpertsSpec, RouterSpec
 
 KINDS = {2: (DeepseekV2Config, DeepseekV2ForCausalLM), 3: (DeepseekV3Config, DeepseekV3ForCausalLM)}
@@ -82,37 +80,17 @@ LENGTHS = (1, 5, 64, 65, 321)
 NAMES = tuple(CASES)
 every_case = pytest.mark.parametrize("case", CASES)
 
-Made = Callable[..., tuple[Path, Any]]
-
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """`made(case, dtype)` → its folder, and the float64 model of the saved numbers."""
-    known: dict[tuple[str, torch.dtype], tuple[Path, Any]] = {}
-
-    def make(case: str, dtype: torch.dtype = torch.float64) -> tuple[Path, Any]:
-        if (case, dtype) not in known:
-            model = reference(case)
-            known[case, dtype] = saved(model, tmp_path_factory.mktemp("deepseek"), dtype), model
-        return known[case, dtype]
-
-    return make
+    return kept(reference, tmp_path_factory)
 
 
 def reference(case: str, **more: Any) -> Any:
     generation, settings = CASES[case]
     config, model = KINDS[generation]
     return built(model, config(**(SIZES | settings | more)), seed=len(case))
-
-
-def exact(folder: Path) -> cutaway.Model:
-    return cutaway.load(folder, engine="numpy", dtype="float64")
-
-
-def assert_same(model: cutaway.Model, expected: dict[str, np.ndarray], ids: list[int], within: float = EXACT) -> None:
-    trace = model.trace(ids, points=[*expected])
-    off = {name: deviation(trace[name], value) for name, value in expected.items()}
-    assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}
 
 
 @every_case
@@ -124,7 +102,7 @@ def test_streams_patterns_and_logits_are_those_of_transformers(case: str, made: 
     assert model.spec.count().total == stored
     for length in LENGTHS:
         ids = prompt(67, length)
-        assert_same(model, shown(other, ids), ids)
+        assert_shown(model, shown(other, ids), ids)
 
 
 @every_case
@@ -133,20 +111,19 @@ def test_the_cpu_engine_computes_the_same_in_single_precision(case: str, made: M
     model = cutaway.load(folder, engine="cpu")
     for length in (1, 70, 321):
         ids = prompt(67, length)
-        assert_same(model, shown(other, ids), ids, SINGLE)
+        assert_shown(model, shown(other, ids), ids, SINGLE)
 
 
 @every_case
 def test_the_identities_hold(case: str, made: Made) -> None:
-    for check in exact(made(case)[0]).verify():
-        assert check.holds, check
+    assert_verified(exact(made(case)[0]))
 
 
 @pytest.mark.parametrize("case", (NAMES[0], NAMES[4]))
 def test_pads_on_the_left_change_nothing(case: str, made: Made) -> None:
     folder, other = made(case)
     ids = prompt(67, 50)
-    assert_same(exact(folder), shown(other, ids, left_pads=7), ids)
+    assert_shown(exact(folder), shown(other, ids, left_pads=7), ids)
 
 
 @pytest.mark.parametrize(
@@ -157,16 +134,9 @@ def test_the_cache_holds_latents_and_decoding_from_it_gives_the_whole_pass(
     case: str, engine: str, dtype: str, within: float, made: Made
 ) -> None:
     model = cutaway.load(made(case, torch.float32)[0], engine=engine, dtype=dtype)
-    ids = np.array(prompt(67, 150))
-    whole = model.trace(ids).logits
-    cache, done = KVCache(model.spec, model.engine), 0
-    for size in (5, 1, 60, 1, 70, 1, 1, 11):
-        piece = ids[done : done + size]
-        ran = transformer(model.engine, model.spec, model.parameters, [piece], caches=[cache], rows=range(size))
-        assert deviation(model.engine.numpy(ran.logits), whole[done : done + size]) < within
-        done += size
+    sizes, done = (5, 1, 60, 1, 70, 1, 1, 11), 150
+    cache = assert_cached_is_whole(model, prompt(67, done), sizes, within)
     # A token leaves a latent and one shared key in each layer, not keys and values of four heads.
-    assert cache.length == done == len(ids)
     assert cache.nbytes == done * 3 * (10 + 6) * np.dtype(dtype).itemsize
     assert cache.nbytes == model.spec.count().kv_bytes(done, np.dtype(dtype).itemsize)
     assert cache.nbytes < done * 3 * 4 * (8 + 6 + 5) * np.dtype(dtype).itemsize / 4
@@ -299,7 +269,7 @@ def test_the_layer_that_guesses_further_is_left_out_and_said_so(tmp_path: Path) 
     save_file(tensors | extra | {"model.layers.3.eh_proj.weight": torch.ones(24, 48)}, folder / "model.safetensors")
     ids = prompt(67, 20)
     loaded = exact(folder)
-    assert_same(loaded, shown(model, ids), ids)
+    assert_shown(loaded, shown(model, ids), ids)
     assert f"the layer that guesses the token after the next ({len(extra) + 1} tensors) is left out" in loaded.origin
     save_file(tensors | extra, folder / "model.safetensors")  # a usual layer
     with pytest.raises(CutawayError, match=r"layers\.3\."):

@@ -7,7 +7,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from doubled import EXACT, SINGLE, built, deviation, prompt, shown
+from compared import EXACT, SINGLE, deviation, prompt
+from doubled import built, shown
 from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DeepseekV3Config, DeepseekV3ForCausalLM
 
 import cutaway

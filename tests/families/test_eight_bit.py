@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from doubled import EXACT, SINGLE, built, deviation, prompt, saved, shown
+from compared import EXACT, SINGLE, deviation, prompt
+from doubled import built, saved, shown
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from cases import GPT2, LENGTHS, LLAMA
-from torch_reference import Case, Made, deviation, lifted, prompt, run
+from compared import deviation, prompt
+from torch_reference import Case, Made, lifted, run
 
 import cutaway
 from cutaway.forward.cache import KVCache

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 from cases import GPT2, LLAMA
+from compared import deviation, prompt
 from gguf_files import QTYPE, write_gguf
-from torch_reference import Case, deviation, lifted, prompt, run
+from torch_reference import Case, lifted, run
 
 import cutaway
 from cutaway.errors import CutawayError

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compared import prompt
 from test_torch_families import MODELS, SINGLE, largest_deviation
-from torch_reference import prompt
 
 import cutaway
 from both_ways import assert_both_ways_agree, can_fuse

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import test_families
 from cases import GPT2, LLAMA
+from compared import prompt
 from numba.extending import register_jitable
-from torch_reference import Case, Made, prompt
+from torch_reference import Case, Made
 
 from both_ways import assert_both_ways_agree
 from cutaway.checkpoints.load import load_checkpoint

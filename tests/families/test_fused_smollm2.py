@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from compared import deviation
 from test_smollm2 import TEXT, built_from
-from torch_reference import deviation
 
 import cutaway
 from both_ways import ByStages, Poisoned, Side, assert_same_bits, showable

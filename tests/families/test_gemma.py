@@ -9,16 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared import SINGLE, prompt
+from decoder_cases import GEMMA, GEMMA_SIZES, gemma2, gemma3, two_tables
 from decoders import (
-    EXACT,
-    SINGLE,
     Tiny,
-    assert_cached_is_whole,
-    assert_padding_on_the_left_changes_nothing,
     assert_same,
-    assert_verified,
     edited,
-    prompt,
     reloaded,
     write_gguf,
 )
@@ -33,104 +29,17 @@ from cutaway.errors import CutawayError
 from cutaway.spec import LinearScaling, NormSpec, RotarySpec
 from cutaway.spec.catalog import catalog_spec
 
-SIZES = {"vocab_size": 61, "hidden_size": 20, "intermediate_size": 26, "num_attention_heads": 4, "head_dim": 6,
-         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
 
-
-def _gemma2(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
-    return Tiny(f"gemma 2 {name}", "gemma2", {**SIZES, "num_hidden_layers": 3, **settings}, dtype)
-
-
-def _gemma3(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
-    return Tiny(f"gemma 3 {name}", "gemma3_text", {**SIZES, "num_hidden_layers": 3, **settings}, dtype)
-
-
-def _two_tables(local: float, everywhere: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "sliding_attention": {"rope_type": "default", "rope_theta": local},
-        "full_attention": {"rope_type": "default", **everywhere},
-    }
-
-
-CASES = (
-    _gemma2("windows of 7, scores scaled by something else", sliding_window=7, query_pre_attn_scalar=11),
-    _gemma2("tight caps, one key head, untied, biases", sliding_window=70, attn_logit_softcapping=0.8,
-            final_logit_softcapping=1.5, num_key_value_heads=1, tie_word_embeddings=False, attention_bias=True,
-            num_hidden_layers=2),
-    _gemma2("no caps, layers in an order of their own", attn_logit_softcapping=None, final_logit_softcapping=None,
-            layer_types=["full_attention", "sliding_attention", "sliding_attention"], sliding_window=1,
-            rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0}),
-    _gemma2("in bfloat16, where √24 is 4.90625", torch.bfloat16, hidden_size=24, sliding_window=64),
-    _gemma3("five windows to one without", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=11),
-    _gemma3("a factor of 8 on the layers without a window", sliding_window=65, sliding_window_pattern=2,
-            max_position_embeddings=90,
-            rope_parameters=_two_tables(30.0, {"rope_theta": 1e4, "rope_type": "linear", "factor": 8.0})),
-    _gemma3("capped logits, untied, biases, one key head", sliding_window=3, final_logit_softcapping=2.0,
-            tie_word_embeddings=False, attention_bias=True, num_key_value_heads=1, num_hidden_layers=2,
-            layer_types=["full_attention", "sliding_attention"]),
-    _gemma3("in float16, where √20 is 4.4727", torch.float16, sliding_window=4, sliding_window_pattern=3),
-)  # fmt: skip
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-LENGTHS = (1, 17, 300)  # past every window; 300 crosses a chunk of 256 rows and blocks of 64
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    known: dict[str, tuple[Path, Any]] = {}
-
-    def make(case: Tiny) -> tuple[Path, Any]:
-        if case.name not in known:
-            known[case.name] = case.save(tmp_path_factory.mktemp("gemma"))
-        return known[case.name]
-
-    return make
-
-
-@every_case
-def test_every_intermediate_is_that_of_transformers(case: Tiny, made: Any) -> None:
-    folder, reference = made(case)
-    exact = cutaway.load(folder, engine="numpy", dtype="float64")
-    assert exact.spec.count().total == sum(p.numel() for p in reference.parameters())
-    fast = cutaway.load(folder, engine="cpu")
-    for length in LENGTHS:
-        ids = prompt(exact.spec.vocab_size, length)
-        assert_same(exact, reference, ids, EXACT)
-        assert_same(fast, reference, ids, SINGLE)
-
-
-@every_case
-def test_decoding_from_the_cache_is_the_whole_pass_also_past_the_windows(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_cached_is_whole(cutaway.load(folder, engine="numpy", dtype="float64"), 1e-12)
-    assert_cached_is_whole(cutaway.load(folder, engine="cpu"), SINGLE)
-
-
-@pytest.mark.parametrize("case", (CASES[0], CASES[4]), ids=lambda case: case.name)
-def test_padding_on_the_left_changes_nothing(case: Tiny, made: Any) -> None:
-    folder, reference = made(case)
-    assert_padding_on_the_left_changes_nothing(cutaway.load(folder, engine="numpy", dtype="float64"), reference)
-
-
-@every_case
-def test_the_identities_hold(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_verified(cutaway.load(folder, engine="numpy", dtype="float64"))
-
-
-@pytest.mark.parametrize("case", (CASES[0], CASES[5]), ids=lambda case: case.name)
-def test_the_identities_hold_on_the_cpu_engine(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_verified(cutaway.load(folder, engine="cpu"))
-
-
-def test_the_embedding_is_scaled_by_the_root_of_d_in_the_precision_of_the_checkpoint(made: Any, tmp_path: Path) -> None:
-    scales = {case.name: cutaway.load(made(case)[0]).spec.embed_scale for case in CASES}
-    assert scales[CASES[0].name] == sqrt(20)
-    assert scales[CASES[3].name] == 4.90625 != float(np.float32(sqrt(24)))
-    assert scales[CASES[7].name] == float(np.float16(sqrt(20)))
+def test_the_embedding_is_scaled_by_the_root_of_d_in_the_precision_of_the_checkpoint(
+    made_tiny: Any, tmp_path: Path
+) -> None:
+    scales = {case.name: cutaway.load(made_tiny(case)[0]).spec.embed_scale for case in GEMMA}
+    assert scales[GEMMA[0].name] == sqrt(20)
+    assert scales[GEMMA[3].name] == 4.90625 != float(np.float32(sqrt(24)))
+    assert scales[GEMMA[7].name] == float(np.float16(sqrt(20)))
     # A configuration that names no precision means that of its weights.
-    for number, case in enumerate((CASES[0], CASES[3], CASES[7])):
-        unsaid = edited(made(case)[0], tmp_path / str(number), dtype=...)
+    for number, case in enumerate((GEMMA[0], GEMMA[3], GEMMA[7])):
+        unsaid = edited(made_tiny(case)[0], tmp_path / str(number), dtype=...)
         assert cutaway.load(unsaid).spec.embed_scale == scales[case.name]
 
 
@@ -159,8 +68,8 @@ def test_the_published_configuration_of_gemma_3_270m_is_that_of_the_catalog(tmp_
     assert spec.count().total == 268_098_176
 
 
-def test_gemma_3_in_its_old_spelling_is_the_same_model(made: Any, tmp_path: Path) -> None:
-    folder, reference = made(CASES[5])
+def test_gemma_3_in_its_old_spelling_is_the_same_model(made_tiny: Any, tmp_path: Path) -> None:
+    folder, reference = made_tiny(GEMMA[5])
     old = edited(
         folder,
         tmp_path / "old",
@@ -212,7 +121,7 @@ def test_what_a_configuration_leaves_out_is_what_transformers_takes_for_it(tmp_p
 
 @pytest.mark.parametrize("inside", (False, True), ids=("as saved", "as transformers names it inside"))
 def test_of_a_model_that_sees_images_the_text_part_is_loaded_and_said_so(inside: bool, tmp_path: Path) -> None:
-    text = Gemma3TextConfig(**CASES[5].settings)
+    text = Gemma3TextConfig(**GEMMA[5].settings)
     vision = SiglipVisionConfig(
         hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=4
     )
@@ -235,9 +144,9 @@ def test_of_a_model_that_sees_images_the_text_part_is_loaded_and_said_so(inside:
 
 @pytest.mark.parametrize("same", (True, False))
 def test_beside_a_vision_tower_too_a_tied_head_that_is_stored_must_be_the_embedding(
-    same: bool, made: Any, tmp_path: Path
+    same: bool, made_tiny: Any, tmp_path: Path
 ) -> None:
-    folder = edited(made(CASES[4])[0], tmp_path / "whole", model_type="gemma3", text_config=CASES[4].settings)
+    folder = edited(made_tiny(GEMMA[4])[0], tmp_path / "whole", model_type="gemma3", text_config=GEMMA[4].settings)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({key: config[key] for key in ("model_type", "text_config")}))
     tensors = {f"language_model.{name}": array for name, array in load_file(folder / "model.safetensors").items()}
@@ -246,46 +155,48 @@ def test_beside_a_vision_tower_too_a_tied_head_that_is_stored_must_be_the_embedd
     save_file(tensors | {"language_model.lm_head.weight": head}, folder / "model.safetensors")
     if same:
         ids = prompt(61, 30)
-        assert np.array_equal(cutaway.load(folder).trace(ids).logits, cutaway.load(made(CASES[4])[0]).trace(ids).logits)
+        assert np.array_equal(
+            cutaway.load(folder).trace(ids).logits, cutaway.load(made_tiny(GEMMA[4])[0]).trace(ids).logits
+        )
         return
     with pytest.raises(CutawayError, match=r"language_model\.lm_head\.weight that differs"):
         cutaway.load(folder)
 
 
-def test_a_text_model_says_nothing_of_a_vision_tower(made: Any) -> None:
-    assert "vision" not in cutaway.load(made(CASES[4])[0]).origin
+def test_a_text_model_says_nothing_of_a_vision_tower(made_tiny: Any) -> None:
+    assert "vision" not in cutaway.load(made_tiny(GEMMA[4])[0]).origin
 
 
 @pytest.mark.parametrize(
     ("case", "changes", "named"),
     (
-        (CASES[0], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        (CASES[4], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        (CASES[4], {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-        (CASES[0], {"hidden_activation": "silu"}, "hidden_activation"),
-        (CASES[0], {"sliding_window": None}, "sliding_window"),
-        (CASES[0], {"layer_types": ["full_attention"]}, "layer_types"),
-        (CASES[0], {"layer_types": ["full_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
-        (CASES[0], {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
-        (CASES[0], {"attn_logit_softcapping": -1.0}, "cap"),
-        (CASES[0], {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
-        (CASES[4], {"altup_num_inputs": 4}, "altup_num_inputs"),
-        (CASES[4], {"rope_parameters": {"strided_attention": {"rope_theta": 5.0}}}, "strided_attention"),
-        (CASES[0], {"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
-        (CASES[0], {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        (GEMMA[0], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA[4], {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA[4], {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        (GEMMA[0], {"hidden_activation": "silu"}, "hidden_activation"),
+        (GEMMA[0], {"sliding_window": None}, "sliding_window"),
+        (GEMMA[0], {"layer_types": ["full_attention"]}, "layer_types"),
+        (GEMMA[0], {"layer_types": ["full_attention", "full_attention", "chunked_attention"]}, "chunked_attention"),
+        (GEMMA[0], {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
+        (GEMMA[0], {"attn_logit_softcapping": -1.0}, "cap"),
+        (GEMMA[0], {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
+        (GEMMA[4], {"altup_num_inputs": 4}, "altup_num_inputs"),
+        (GEMMA[4], {"rope_parameters": {"strided_attention": {"rope_theta": 5.0}}}, "strided_attention"),
+        (GEMMA[0], {"dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        (GEMMA[0], {"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
     ),
     ids=lambda value: value.name if isinstance(value, Tiny) else str(value),
 )
 def test_what_is_not_computed_is_refused_by_name(
-    case: Tiny, changes: dict[str, Any], named: str, made: Any, tmp_path: Path
+    case: Tiny, changes: dict[str, Any], named: str, made_tiny: Any, tmp_path: Path
 ) -> None:
-    folder = edited(made(case)[0], tmp_path / "changed", **changes)
+    folder = edited(made_tiny(case)[0], tmp_path / "changed", **changes)
     with pytest.raises(CutawayError, match=named):
         cutaway.load(folder)
 
 
-def test_a_tied_head_that_is_stored_all_the_same_must_be_the_embedding(made: Any, tmp_path: Path) -> None:
-    folder, _ = made(CASES[1])
+def test_a_tied_head_that_is_stored_all_the_same_must_be_the_embedding(made_tiny: Any, tmp_path: Path) -> None:
+    folder, _ = made_tiny(GEMMA[1])
     with pytest.raises(CutawayError, match=r"lm_head\.weight"):
         cutaway.load(edited(folder, tmp_path / "changed", tie_word_embeddings=True))
 
@@ -351,26 +262,26 @@ def _assert_gguf_is_its_model(tiny: Tiny, path: Path, architecture: str, more: d
 
 
 def test_gguf_files_of_gemma_2(tmp_path: Path) -> None:
-    tiny = _gemma2("gguf", sliding_window=7, query_pre_attn_scalar=6, torch_dtype="float32")
+    tiny = gemma2("gguf", sliding_window=7, query_pre_attn_scalar=6, torch_dtype="float32")
     more = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
     _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma2", more)
 
 
 def test_gguf_files_of_gemma_2_with_caps_of_their_own(tmp_path: Path) -> None:
-    tiny = _gemma2("gguf caps", sliding_window=70, query_pre_attn_scalar=6, attn_logit_softcapping=2.5,
+    tiny = gemma2("gguf caps", sliding_window=70, query_pre_attn_scalar=6, attn_logit_softcapping=2.5,
                    final_logit_softcapping=3.5, num_hidden_layers=2)  # fmt: skip
     more = {"attn_logit_softcapping": 2.5, "final_logit_softcapping": 3.5, "rope.dimension_count": 6}
     _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma2", more)
 
 
 def test_gguf_files_of_gemma_3(tmp_path: Path) -> None:
-    tiny = _gemma3("gguf", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=6)
+    tiny = gemma3("gguf", num_hidden_layers=7, sliding_window=9, query_pre_attn_scalar=6)
     _assert_gguf_is_its_model(tiny, tmp_path / "tiny.gguf", "gemma3", {"rope.freq_base": 1e6})
 
 
 def test_gguf_files_of_gemma_3_with_a_factor_and_another_pattern(tmp_path: Path) -> None:
-    rope = _two_tables(500.0, {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0})
-    tiny = _gemma3("gguf factor", sliding_window=65, query_pre_attn_scalar=6, sliding_window_pattern=2,
+    rope = two_tables(500.0, {"rope_theta": 1e5, "rope_type": "linear", "factor": 8.0})
+    tiny = gemma3("gguf factor", sliding_window=65, query_pre_attn_scalar=6, sliding_window_pattern=2,
                    rope_parameters=rope)  # fmt: skip
     more = {"rope.freq_base": 1e5, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0,
             "rope.freq_base_swa": 500.0, "attention.sliding_window_pattern": 2}  # fmt: skip
@@ -385,7 +296,7 @@ def test_files_of_the_largest_size_scale_scores_by_the_width_over_the_heads(
     scales = {}
     for layers in (2, largest):
         case = Tiny(
-            "deep", architecture.replace("3", "3_text"), {**SIZES, "num_hidden_layers": layers, "vocab_size": 9}
+            "deep", architecture.replace("3", "3_text"), {**GEMMA_SIZES, "num_hidden_layers": layers, "vocab_size": 9}
         )
         model = case.build()
         path = write_gguf(tmp_path / f"{layers}.gguf", architecture, _gguf_settings(model.config), _gguf_tensors(model))
@@ -394,7 +305,7 @@ def test_files_of_the_largest_size_scale_scores_by_the_width_over_the_heads(
 
 
 def test_gguf_settings_that_would_change_the_pass_are_refused_by_name(tmp_path: Path) -> None:
-    model = _gemma2("gguf refused").build()
+    model = gemma2("gguf refused").build()
     settings = _gguf_settings(model.config) | {"attention.causal": False}
     with pytest.raises(CutawayError, match=r"attention\.causal"):
         cutaway.load(write_gguf(tmp_path / "tiny.gguf", "gemma2", settings, _gguf_tensors(model)))

@@ -1,20 +1,18 @@
 """The text part of Llama 4 computes what `transformers` computes: alone, and out of a checkpoint with images."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from doubled import EXACT, SINGLE, built, deviation, prompt, saved, shown
+from compared import SINGLE, assert_shown, assert_verified, exact, prompt
+from doubled import Made, assert_cached_is_whole, built, kept, saved, shown
 from transformers import Llama4Config, Llama4ForCausalLM, Llama4ForConditionalGeneration, Llama4TextConfig
 
 import cutaway
 from cutaway.errors import CutawayError
-from cutaway.forward.cache import KVCache
-from cutaway.forward.transformer import transformer
 from cutaway.spec import ExpertsSpec, FeedForwardSpec
 
 SIZES: dict[str, Any] = {
@@ -57,8 +55,6 @@ NAMES = tuple(CASES)
 LENGTHS = (1, 5, 16, 17, 64, 65, 321)
 every_case = pytest.mark.parametrize("case", CASES)
 
-Made = Callable[..., tuple[Path, Any]]
-
 
 def reference(case: str) -> Any:
     return built(Llama4ForCausalLM, Llama4TextConfig(**(SIZES | CASES[case])), seed=len(case))
@@ -67,25 +63,7 @@ def reference(case: str) -> Any:
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """`made(case, dtype)` → its folder, and the float64 model of the saved numbers."""
-    known: dict[tuple[str, torch.dtype], tuple[Path, Any]] = {}
-
-    def make(case: str, dtype: torch.dtype = torch.float64) -> tuple[Path, Any]:
-        if (case, dtype) not in known:
-            model = reference(case)
-            known[case, dtype] = saved(model, tmp_path_factory.mktemp("llama4"), dtype), model
-        return known[case, dtype]
-
-    return make
-
-
-def exact(folder: Path) -> cutaway.Model:
-    return cutaway.load(folder, engine="numpy", dtype="float64")
-
-
-def assert_same(model: cutaway.Model, expected: dict[str, np.ndarray], ids: list[int], within: float = EXACT) -> None:
-    trace = model.trace(ids, points=[*expected])
-    off = {name: deviation(trace[name], value) for name, value in expected.items()}
-    assert max(off.values()) < within, {name: value for name, value in off.items() if not value < within}
+    return kept(reference, tmp_path_factory)
 
 
 @every_case
@@ -95,7 +73,7 @@ def test_streams_patterns_and_logits_are_those_of_transformers(case: str, made: 
     assert model.spec.count().total == sum(p.numel() for p in other.parameters())
     for length in LENGTHS:
         ids = prompt(67, length)
-        assert_same(model, shown(other, ids), ids)
+        assert_shown(model, shown(other, ids), ids)
 
 
 @every_case
@@ -104,20 +82,19 @@ def test_the_cpu_engine_computes_the_same_in_single_precision(case: str, made: M
     model = cutaway.load(folder, engine="cpu")
     for length in (1, 70, 321):
         ids = prompt(67, length)
-        assert_same(model, shown(other, ids), ids, SINGLE)
+        assert_shown(model, shown(other, ids), ids, SINGLE)
 
 
 @every_case
 def test_the_identities_hold(case: str, made: Made) -> None:
-    for check in exact(made(case)[0]).verify():
-        assert check.holds, check
+    assert_verified(exact(made(case)[0]))
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
 def test_experts_stored_one_row_per_input_are_turned_at_every_precision(dtype: torch.dtype, made: Made) -> None:
     folder, other = made(NAMES[0], dtype)
     model, ids = exact(folder), prompt(67, 40)
-    assert_same(model, shown(other, ids), ids)
+    assert_shown(model, shown(other, ids), ids)
     stored = model.parameters.stored
     kinds = {stored[f"layers.0.moe.experts.0.{part}.weight"].kind for part in ("gate", "up", "down")}
     assert kinds == {stored["layers.0.attn.q.weight"].kind} == {"BF16" if dtype is torch.bfloat16 else "F16"}
@@ -132,22 +109,15 @@ def test_decoding_from_the_cache_gives_the_whole_pass(
     case: str, engine: str, dtype: str, within: float, made: Made
 ) -> None:
     model = cutaway.load(made(case, torch.float32)[0], engine=engine, dtype=dtype)
-    ids = np.array(prompt(67, 150))
-    whole = model.trace(ids).logits
-    cache, done = KVCache(model.spec, model.engine), 0
-    for size in (5, 1, 9, 1, 1, 60, 1, 70, 1, 1):
-        piece = ids[done : done + size]
-        ran = transformer(model.engine, model.spec, model.parameters, [piece], caches=[cache], rows=range(size))
-        assert deviation(model.engine.numpy(ran.logits), whole[done : done + size]) < within
-        done += size
-    assert done == len(ids)
+    sizes = (5, 1, 9, 1, 1, 60, 1, 70, 1, 1)
+    assert_cached_is_whole(model, prompt(67, 150), sizes, within)
 
 
 def test_pads_on_the_left_change_nothing(made: Made) -> None:
     """Where queries do not grow: `transformers` lets them grow by their column, pads counted, and not by position."""
     folder, other = made(NAMES[3])
     ids = prompt(67, 130)  # past its chunk of 100
-    assert_same(exact(folder), shown(other, ids, left_pads=7), ids)
+    assert_shown(exact(folder), shown(other, ids, left_pads=7), ids)
 
 
 def test_queries_grow_with_the_position_counted_in_the_sequence_itself(made: Made) -> None:
@@ -191,7 +161,7 @@ def test_of_a_checkpoint_with_images_the_text_part_is_loaded_and_that_is_said(tm
     config.text_config._attn_implementation = config.text_config._experts_implementation = "eager"
     whole = built(Llama4ForConditionalGeneration, config)
     model, ids = exact(saved(whole, tmp_path)), prompt(67, 70)
-    assert_same(model, shown(whole.language_model, ids), ids)
+    assert_shown(model, shown(whole.language_model, ids), ids)
     assert "its vision tower" in model.origin and "left out" in model.origin
 
 

@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decoders import (
-    SINGLE,
-    Tiny,
-    assert_cached_is_whole,
-    assert_padding_on_the_left_changes_nothing,
-    assert_same,
-    assert_verified,
-    deviation,
-    prompt,
-    reloaded,
-)
+from compared import SINGLE, assert_verified, deviation, exact, prompt
+from decoders import Tiny, assert_cached_is_whole, assert_padding_on_the_left_changes_nothing, assert_same, reloaded
 from llama_like import EVERY, MISTRAL, PHI3, QWEN2, QWEN3, SCALED, llama_like_lifted, unfused
 
 import cutaway
@@ -40,10 +31,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return _made[tiny.name]
 
     return make
-
-
-def exact(folder: Path) -> cutaway.Model:
-    return cutaway.load(folder, engine="numpy", dtype="float64")
 
 
 def looks_at_the_length(tiny: Tiny) -> bool:

@@ -9,7 +9,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from decoders import SINGLE, Tiny, assert_same, assert_verified, deviation, prompt
+from compared import SINGLE, assert_verified, deviation, prompt
+from decoders import Tiny, assert_same
 from gguf_files import QTYPE
 from llama_like import MISTRAL, PHI3, QWEN2, QWEN3, SCALED, llama_like_lifted, unfused
 

@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from compared import EXACT, SINGLE, prompt
+from decoder_cases import MIXTURES, mixtral, qwen_moe
 from decoders import (
-    EXACT,
-    SINGLE,
     Tiny,
-    assert_cached_is_whole,
-    assert_padding_on_the_left_changes_nothing,
     assert_same,
-    assert_verified,
     edited,
-    prompt,
     reloaded,
     write_gguf,
 )
@@ -31,91 +26,10 @@ from cutaway.errors import CutawayError
 from cutaway.spec import ExpertsSpec, FeedForwardSpec, RouterSpec
 from cutaway.spec.catalog import catalog_spec
 
-SIZES = {"vocab_size": 61, "hidden_size": 24, "intermediate_size": 14, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 512}  # fmt: skip
 
-
-def _mixtral(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
-    return Tiny(f"mixtral {name}", "mixtral", {**SIZES, **settings}, dtype)
-
-
-def _qwen(name: str, dtype: torch.dtype = torch.float64, **settings: Any) -> Tiny:
-    usual = {"moe_intermediate_size": 10, "num_experts": 6, "num_experts_per_tok": 3}
-    return Tiny(f"qwen3 moe {name}", "qwen3_moe", {**SIZES, **usual, **settings}, dtype)
-
-
-CASES = (
-    _mixtral("8 experts, 2 a token", num_local_experts=8),
-    _mixtral("a window, all of 3 experts, wide heads", num_local_experts=3, num_experts_per_tok=3, sliding_window=7,
-             head_dim=10),
-    _mixtral("one expert a token, tied", num_local_experts=5, num_experts_per_tok=1, tie_word_embeddings=True,
-             num_key_value_heads=1),
-    _mixtral("stretched, in bfloat16, gelu", torch.bfloat16, num_local_experts=4, hidden_act="gelu",
-             rope_parameters={"rope_type": "linear", "factor": 3.0, "rope_theta": 1e3}, max_position_embeddings=90),
-    _qwen("gates that sum to 1", norm_topk_prob=True, head_dim=8),
-    _qwen("gates left as they are, biases", norm_topk_prob=False, attention_bias=True, num_key_value_heads=1),
-    _qwen("dense where it is listed, and in every other layer", norm_topk_prob=True, num_hidden_layers=5,
-          decoder_sparse_step=2, mlp_only_layers=[3], tie_word_embeddings=True),
-    _qwen("in float32, 12 narrow experts, 5 a token", torch.float32, num_experts=12, num_experts_per_tok=5,
-          moe_intermediate_size=3, head_dim=6),
-)  # fmt: skip
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-LENGTHS = (1, 17, 300)  # 300 crosses a chunk of 256 rows and blocks of 64
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    known: dict[tuple, tuple[Path, Any]] = {}
-
-    def make(case: Tiny, **options: Any) -> tuple[Path, Any]:
-        key = (case.name, *options.items())
-        if key not in known:
-            known[key] = case.save(tmp_path_factory.mktemp("mixture"), **options)
-        return known[key]
-
-    return make
-
-
-@every_case
-def test_every_intermediate_is_that_of_transformers(case: Tiny, made: Any) -> None:
-    folder, reference = made(case)
-    exact = cutaway.load(folder, engine="numpy", dtype="float64")
-    assert exact.spec.count().total == sum(p.numel() for p in reference.parameters())
-    fast = cutaway.load(folder, engine="cpu")
-    for length in LENGTHS:
-        ids = prompt(exact.spec.vocab_size, length)
-        assert_same(exact, reference, ids, EXACT)
-        assert_same(fast, reference, ids, SINGLE)
-
-
-@every_case
-def test_decoding_from_the_cache_is_the_whole_pass(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_cached_is_whole(cutaway.load(folder, engine="numpy", dtype="float64"), 1e-12)
-    assert_cached_is_whole(cutaway.load(folder, engine="cpu"), SINGLE)
-
-
-@pytest.mark.parametrize("case", (CASES[1], CASES[6]), ids=lambda case: case.name)
-def test_padding_on_the_left_changes_nothing(case: Tiny, made: Any) -> None:
-    folder, reference = made(case)
-    assert_padding_on_the_left_changes_nothing(cutaway.load(folder, engine="numpy", dtype="float64"), reference)
-
-
-@every_case
-def test_the_identities_hold(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_verified(cutaway.load(folder, engine="numpy", dtype="float64"))
-
-
-@pytest.mark.parametrize("case", (CASES[0], CASES[6]), ids=lambda case: case.name)
-def test_the_identities_hold_on_the_cpu_engine(case: Tiny, made: Any) -> None:
-    folder, _ = made(case)
-    assert_verified(cutaway.load(folder, engine="cpu"))
-
-
-@every_case
-def test_the_fused_layout_of_transformers_5_is_the_same_model(case: Tiny, made: Any) -> None:
-    published, fused = made(case)[0], made(case, save_original_format=False)[0]
+@pytest.mark.parametrize("case", MIXTURES, ids=lambda case: case.name)
+def test_the_fused_layout_of_transformers_5_is_the_same_model(case: Tiny, made_tiny: Any) -> None:
+    published, fused = made_tiny(case)[0], made_tiny(case, save_original_format=False)[0]
     with safe_open(fused / "model.safetensors", "np") as file:
         assert any(name.endswith("mlp.experts.gate_up_proj") for name in file.keys())  # noqa: SIM118
     ids = prompt(61, 40)
@@ -124,9 +38,9 @@ def test_the_fused_layout_of_transformers_5_is_the_same_model(case: Tiny, made: 
         assert np.array_equal(one, other)
 
 
-def test_experts_are_read_where_they_lie_and_not_copied(made: Any) -> None:
+def test_experts_are_read_where_they_lie_and_not_copied(made_tiny: Any) -> None:
     for options in ({}, {"save_original_format": False}):
-        stored = cutaway.load(made(CASES[0], **options)[0]).parameters.stored
+        stored = cutaway.load(made_tiny(MIXTURES[0], **options)[0]).parameters.stored
         for name, weight in stored.items():
             if ".experts." in name:
                 assert not weight.rows.flags.owndata and weight.order is None, name
@@ -146,18 +60,18 @@ def _company(model: cutaway.Model) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 @pytest.mark.parametrize(("engine", "dtype"), (("numpy", "float64"), ("cpu", "float32")))
-@pytest.mark.parametrize("case", (CASES[0], CASES[6]), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (MIXTURES[0], MIXTURES[6]), ids=lambda case: case.name)
 def test_company_changes_no_bit_whoever_else_is_sent_to_an_expert(
-    case: Tiny, engine: str, dtype: str, made: Any
+    case: Tiny, engine: str, dtype: str, made_tiny: Any
 ) -> None:
-    for together, alone in _company(cutaway.load(made(case)[0], engine=engine, dtype=dtype)):
+    for together, alone in _company(cutaway.load(made_tiny(case)[0], engine=engine, dtype=dtype)):
         assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize("engine", ("numpy", "cpu"))
-def test_among_equal_scores_the_lowest_expert_is_chosen(engine: str, made: Any, tmp_path: Path) -> None:
+def test_among_equal_scores_the_lowest_expert_is_chosen(engine: str, made_tiny: Any, tmp_path: Path) -> None:
     """Rows 1, 3 and 6 of the router are one row, and rows 2 and 5: their scores are equal to the last bit."""
-    folder = edited(made(CASES[0])[0], tmp_path / "tied")
+    folder = edited(made_tiny(MIXTURES[0])[0], tmp_path / "tied")
     tensors = load_file(folder / "model.safetensors")
     for layer in range(2):
         rows = tensors[f"model.layers.{layer}.block_sparse_moe.gate.weight"]
@@ -176,9 +90,9 @@ def test_among_equal_scores_the_lowest_expert_is_chosen(engine: str, made: Any, 
     assert tied > 20
 
 
-def test_what_qwen_leaves_out_is_what_transformers_takes_for_it(made: Any, tmp_path: Path) -> None:
+def test_what_qwen_leaves_out_is_what_transformers_takes_for_it(made_tiny: Any, tmp_path: Path) -> None:
     folder = edited(
-        made(CASES[4])[0], tmp_path / "less", num_local_experts=..., num_experts=6, norm_topk_prob=...,
+        made_tiny(MIXTURES[4])[0], tmp_path / "less", num_local_experts=..., num_experts=6, norm_topk_prob=...,
         mlp_only_layers=..., decoder_sparse_step=..., max_window_layers=28,
     )  # fmt: skip
     mixture = cutaway.load(folder).spec.layers[0].feed_forward
@@ -221,24 +135,24 @@ def test_published_configurations_are_those_of_the_catalog(
 @pytest.mark.parametrize(
     ("case", "changes", "named"),
     (
-        (CASES[0], {"num_experts_per_tok": 9}, "n_active"),
-        (CASES[0], {"num_local_experts": 9}, r"experts\.8\.w1"),
-        (CASES[0], {"num_local_experts": 7}, r"experts\.7\.w"),
-        (CASES[0], {"num_local_experts": 2**31 - 1}, "experts in all layers"),
-        (CASES[4], {"num_local_experts": 40_000, "num_hidden_layers": 10_000}, "experts in all layers"),
-        (CASES[0], {"hidden_act": "xielu"}, "hidden_act"),
-        (CASES[0], {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
-        (CASES[0], {"attention_bias": True}, "attention_bias"),
-        (CASES[4], {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
-        (CASES[4], {"mlp_only_layers": ["one"]}, "mlp_only_layers"),
-        (CASES[4], {"n_group": 2}, "n_group"),
+        (MIXTURES[0], {"num_experts_per_tok": 9}, "n_active"),
+        (MIXTURES[0], {"num_local_experts": 9}, r"experts\.8\.w1"),
+        (MIXTURES[0], {"num_local_experts": 7}, r"experts\.7\.w"),
+        (MIXTURES[0], {"num_local_experts": 2**31 - 1}, "experts in all layers"),
+        (MIXTURES[4], {"num_local_experts": 40_000, "num_hidden_layers": 10_000}, "experts in all layers"),
+        (MIXTURES[0], {"hidden_act": "xielu"}, "hidden_act"),
+        (MIXTURES[0], {"shared_expert_intermediate_size": 8}, "shared_expert_intermediate_size"),
+        (MIXTURES[0], {"attention_bias": True}, "attention_bias"),
+        (MIXTURES[4], {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window"),
+        (MIXTURES[4], {"mlp_only_layers": ["one"]}, "mlp_only_layers"),
+        (MIXTURES[4], {"n_group": 2}, "n_group"),
     ),
     ids=lambda value: value.name if isinstance(value, Tiny) else str(value),
 )
 def test_what_is_not_computed_is_refused_by_name(
-    case: Tiny, changes: dict[str, Any], named: str, made: Any, tmp_path: Path
+    case: Tiny, changes: dict[str, Any], named: str, made_tiny: Any, tmp_path: Path
 ) -> None:
-    folder = edited(made(case)[0], tmp_path / "changed", **changes)
+    folder = edited(made_tiny(case)[0], tmp_path / "changed", **changes)
     with pytest.raises(CutawayError, match=named):
         cutaway.load(folder)
 
@@ -324,9 +238,9 @@ def _gguf(tiny: Tiny, folder: Path, **how: bool) -> tuple[Path, Any]:
 
 
 GGUF_CASES: tuple[tuple[Tiny, dict[str, bool]], ...] = (
-    (_mixtral("gguf", num_local_experts=8), {}),
-    (_mixtral("early gguf, wide heads", num_local_experts=3, head_dim=10), {"separate": True}),
-    (_qwen("gguf", norm_topk_prob=True, head_dim=8), {}),
+    (mixtral("gguf", num_local_experts=8), {}),
+    (mixtral("early gguf, wide heads", num_local_experts=3, head_dim=10), {"separate": True}),
+    (qwen_moe("gguf", norm_topk_prob=True, head_dim=8), {}),
 )
 
 

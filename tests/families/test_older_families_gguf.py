@@ -12,7 +12,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from streams import SINGLE, assert_same, built, prompt
+from compared import SINGLE, prompt
+from streams import assert_same, built
 from transformers import (
     BertConfig,
     BertForMaskedLM,

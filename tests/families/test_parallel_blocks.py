@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compared import EXACT, SINGLE, assert_verified, deviation, prompt
 from safetensors.torch import load_file, save_file
-from streams import EXACT, SINGLE, assert_same, assert_verified, built, deviation, lifted, prompt, saved
+from streams import assert_same, built, lifted, saved
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PhiConfig, PhiForCausalLM
 
 import cutaway

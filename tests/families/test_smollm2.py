@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch_reference import deviation
+from compared import deviation
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import cutaway

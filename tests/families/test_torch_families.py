@@ -12,10 +12,9 @@ import test_deepseek
 import test_llama4
 import test_parallel_blocks
 from cases import GPT2, LLAMA
+from compared import deviation, prompt
+from decoder_cases import GEMMA, MIXTURES
 from llama_like import EVERY
-from test_gemma import CASES as GEMMA
-from test_mixtures import CASES as MIXTURES
-from torch_reference import deviation, prompt
 
 import cutaway
 from cutaway.forward.cache import KVCache

@@ -16,11 +16,6 @@ import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
-from transformers.utils import logging
-
-logging.set_verbosity_error()
-logging.disable_progress_bar()
-torch.set_num_threads(1)  # arrays this small only wait for a second one
 
 Made = Callable[..., tuple[Path, Any]]  # the fixture `made`: its folder, and the float64 model of the saved numbers
 
@@ -49,20 +44,6 @@ def saved(model: Any, folder: Path, **options: Any) -> Path:
     """The model as `save_pretrained` writes it. As in life, it is loaded again from this folder by both sides."""
     model.save_pretrained(folder, **options)
     return folder
-
-
-def prompt(vocab_size: int, length: int, seed: int = 0) -> list[int]:
-    """Random ids, the last of the vocabulary among them."""
-    ids = np.random.default_rng(1000 * seed + length).integers(0, vocab_size, length).tolist()
-    ids[length // 2] = vocab_size - 1
-    return ids
-
-
-def deviation(found: np.ndarray, expected: np.ndarray) -> float:
-    """max |found − expected| / max |expected|; arrays of different shapes have nothing to do with each other."""
-    assert found.shape == expected.shape, f"{found.shape} against {expected.shape}"
-    found, expected = found.astype(np.float64), expected.astype(np.float64)
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
 
 
 @contextmanager
