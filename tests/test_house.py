@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # A room imports only from rooms that stand before it; those of one line stand side by side.
 ROOMS = (
     ("errors", "__version__"),
-    ("progress", "places", "data"),
+    ("progress", "places", "data", "reading"),
     ("examples",),
     ("spec",),
     ("text",),

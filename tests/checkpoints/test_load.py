@@ -69,10 +69,11 @@ def test_the_tiny_models_are_whole(tmp_path: Path) -> None:
         ("", "JSON"),
         ("\xff\xfe", "JSON"),
         ("[" * 100_000, "nested"),
-        ("[1, 2]", "list"),
-        ('"llama"', "str"),
-        ("null", "NoneType"),
+        ("[1, 2]", "a list"),
+        ('"llama"', "a text"),
+        ("null", "null"),
         ('{"vocab_size": 3, "vocab_size": 4}', "'vocab_size' is given twice"),
+        ("\xff\xfe{\0}\0", "UTF-16"),
         ("{}", "'model_type'"),
         ('{"model_type": null}', "'model_type'"),
         ('{"model_type": 7}', "'model_type'"),
@@ -273,6 +274,9 @@ def test_shards_that_are_missing_or_cut_short(tmp_path: Path) -> None:
         save_file(part, folder / name)
     index = {tensor: name for name, part in shards.items() for tensor in part}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert traced(folder).shape == (3, 11)
+    for name in ("config.json", "model.safetensors.index.json"):  # a byte order mark is no part of either
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
     assert traced(folder).shape == (3, 11)
     os.truncate(folder / "model-2.safetensors", (folder / "model-2.safetensors").stat().st_size - 5)
     assert "model-2.safetensors" in refusal(folder) and "cut short" in refusal(folder)

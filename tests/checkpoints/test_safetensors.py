@@ -107,7 +107,7 @@ def changed(**fields: object) -> dict[str, object]:
 
 
 DESCRIBED: dict[str, tuple[object, str]] = {
-    "no object": ([1, 2], r"no object but \[1, 2\]"),
+    "no object": ([1, 2], "it holds a list"),
     "tensor is no object": ({"a": 3}, "'a' is described by 3"),
     "field missing": ({"a": {"dtype": "F32", "shape": [4]}}, "dtype, shape and data_offsets are needed"),
     "field too many": (changed(stride=[1]), "dtype, shape and data_offsets are needed"),
@@ -152,13 +152,13 @@ def test_a_wrong_description_is_refused_with_the_path_and_the_reason(path: Path,
         (b"{'a': 1}", "where its JSON should be stands"),
         (b'{"a": ', "where its JSON should be"),
         (b"\xff\xfe{}", "where its JSON should be"),
-        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "gives 'dtype' twice"),
-        (b'{"a": 1, "a": 2}', "gives 'a' twice"),
+        (b'{"a": {"dtype": "F32", "dtype": "F16"}}', "'dtype' is given twice"),
+        (b'{"a": 1, "a": 2}', "'a' is given twice"),
         (b"[" * 200_000, "nested too deeply"),
         (b'{"a": ' + b"9" * 5000 + b"}", "where its JSON should be"),
         (b'{"\\ud800": 3}', r"'\\ud800' is described by 3"),
         (b'{"\\u001b[31m": 3}', r"'\\x1b\[31m' is described by 3"),
-        (b"NaN", "no object but nan"),
+        (b"NaN", "it is NaN, which is no finite number"),
     ],
 )
 def test_a_header_that_is_no_json_object_is_refused(path: Path, header: bytes, message: str) -> None:
@@ -310,11 +310,11 @@ def test_an_index_may_not_point_out_of_its_folder(tmp_path: Path, name: object) 
     [
         ("", "is empty"),
         ("{", "where its JSON should be"),
-        ("[]", r"no object but \[\]"),
+        ("[]", "it holds a list"),
         ("{}", "no weight_map"),
         ('{"weight_map": []}', "no weight_map"),
         ('{"weight_map": {}}', "no weight_map"),
-        ('{"weight_map": {"a": "x", "a": "y"}}', "gives 'a' twice"),
+        ('{"weight_map": {"a": "x", "a": "y"}}', "'a' is given twice"),
         ("version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
         ("<!doctype html>", "a web page"),
         ('{"weight_map": {"a": "' + "x" * 5000 + '"}}', "are missing"),

@@ -84,7 +84,7 @@ def test_in_a_terminal_a_wrong_command_is_told_and_the_talk_goes_on():
     ("arguments", "typed", "sentence"),
     [
         (["--system", "a", "--system-file", "b"], "", "Both --system and --system-file were given"),
-        (["--system-file", "/no/such/file"], "", "The system prompt cannot be read from /no/such/file"),
+        (["--system-file", "/no/such/file"], "", "The system prompt: /no/such/file cannot be read"),
         (["--model", "toy"], "", "toy comes without a chat template"),
         (["--temperature", "-1"], "", "The temperature is -1.0"),
         (["--max-tokens", "0"], "", "max_tokens is 0"),

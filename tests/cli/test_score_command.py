@@ -39,7 +39,7 @@ def test_json_holds_every_tokens_numbers(here):
 
 def test_a_file_is_one_text_or_one_a_line(here, tmp_path):
     text = tmp_path / "corpus.txt"
-    text.write_text("<BOS> dragon drinks\n<BOS> dragon", encoding="utf-8")
+    text.write_text("\ufeff<BOS> dragon drinks\n<BOS> dragon", encoding="utf-8")  # the mark is no part of it
     ended = here("score", "--file", str(text), "--model", "toy", "--context", "3", "--stride", "1")
     assert ended.code == 0
     assert ended.out.startswith("1 text: 4 of 5 tokens scored")
@@ -59,7 +59,7 @@ def test_in_a_terminal_the_text_is_coloured_by_surprise(in_a_terminal):
     [
         ([], "There is no text"),
         (["a", "--file", "b"], "Both texts and --file were given"),
-        (["--file", "nowhere.txt"], "nowhere.txt could not be read"),
+        (["--file", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["<BOS> dragon", "--stride", "2", "--context", "2"], "the stride must be less"),
     ],
 )

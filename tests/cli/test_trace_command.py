@@ -12,6 +12,7 @@ import cutaway as package
 from cutaway.points import points_of
 
 TOY = "<BOS> dragon drinks"
+MARK = b"\xef\xbb\xbf"  # of UTF-8
 
 
 def test_the_toy_is_traced_stage_by_stage_down_to_the_next_token(cutaway):
@@ -197,6 +198,14 @@ def test_standard_input_that_is_no_text_is_refused(cutaway):
     ended = cutaway("trace", "--model", "toy", "-", stdin=b"caf\xe9")
     assert ended.code == 2
     assert "byte 3 is 0xE9" in ended.err
+    ended = cutaway("trace", "--model", "toy", "-", stdin="<BOS>".encode("utf-16"))
+    assert ended.code == 2
+    assert "Standard input cannot be read: it is UTF-16 text; save it as UTF-8." in ended.err
+
+
+def test_a_byte_order_mark_is_no_part_of_what_standard_input_says(cutaway):
+    plain, marked = (cutaway("trace", "--model", "toy", "-", "--json", stdin=mark + b"<BOS>") for mark in (b"", MARK))
+    assert json.loads(marked.out)["tokens"] == json.loads(plain.out)["tokens"]
 
 
 def test_the_default_model_sees_a_cat(cutaway):

@@ -159,12 +159,16 @@ def test_history_is_written_and_read_back(chat, tmp_path):
     again = Conversation(chat.model, max_tokens=5)
     again.load(path)
     assert again.messages == chat.messages
+    (tmp_path / "marked.json").write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    again.load(tmp_path / "marked.json")
+    assert again.messages == chat.messages
+    (tmp_path / "marked.json").unlink()
     assert [entry.name for entry in tmp_path.iterdir()] == ["talk.json"]
     assert json.loads(path.read_text())["model"] == "small-chat"
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[1", "3", '{"messages": [{"role": "user"}]}', '[{"role": "king", "content": "x"}]']
+    "content", ["", "[1", "[" * 100_000, "3", '{"messages": [{"role": "user"}]}', '[{"role": "king", "content": "x"}]']
 )
 def test_a_file_that_holds_no_conversation_changes_nothing(chat, tmp_path, content):
     say(chat, "Hello")

@@ -197,6 +197,26 @@ def test_the_template_in_a_file_of_its_own_comes_first(folder):
     assert tokenizer_from_folder(folder).chat_template == "x"
 
 
+def marked(folder: Path) -> None:
+    """Write a byte order mark before every file, as some editors do."""
+    for file in folder.iterdir():
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+
+
+def test_a_byte_order_mark_before_any_file_is_no_part_of_it(folder):
+    write(folder, "tokenizer_config.json", {"bos_token": "<s>"})
+    write(folder, "chat_template.jinja", "x{{ bos_token }}")
+    plain = tokenizer_from_folder(folder)
+    marked(folder)
+    tokenizer = tokenizer_from_folder(folder)
+    assert (tokenizer.chat_template, tokenizer.bos_id) == (plain.chat_template, plain.bos_id)
+    for text in TEXTS:
+        assert tokenizer.encode(text) == plain.encode(text)
+    (folder / "chat_template.jinja").write_bytes("x".encode("utf-16"))
+    with pytest.raises(CutawayError, match=r"chat_template\.jinja cannot be read: it is UTF-16 text"):
+        tokenizer_from_folder(folder)
+
+
 def test_tokens_that_only_the_config_knows_are_added_under_their_ids(folder):
     entry = {"450": {"content": "<new>", "special": True}, "451": {"content": "<plain>"}}
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": entry})
@@ -225,6 +245,12 @@ class TestGpt2Files:
                 assert tokenizer.decode(tokenizer.encode(text)) == text
         assert tokenizer.vocab_size == 450 and not tokenizer.adds_bos
 
+    def test_a_byte_order_mark_before_any_file_is_no_part_of_it(self, gpt2):
+        plain = tokenizer_from_folder(gpt2)
+        marked(gpt2)
+        for text in TEXTS:
+            assert tokenizer_from_folder(gpt2).encode(text) == plain.encode(text)
+
     def test_a_model_that_cuts_differently_is_refused(self, gpt2):
         write(gpt2, "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"})
         with pytest.raises(CutawayError, match=r"for a Qwen2Tokenizer.*add the model's tokenizer.json"):
@@ -235,6 +261,7 @@ class TestGpt2Files:
         [
             ("vocab.json", "{", "vocab.json cannot be read as JSON"),
             ("vocab.json", {"a": "b"}, "must map every token to its id"),
+            ("vocab.json", '{"a": 1, "a": 2}', "'a' is given twice"),
             ("merges.txt", "#version: 0.2\na b c\n", "line 2: 'a b c' is not two tokens"),
             ("merges.txt", "#version: 0.2\nĠ t\nĠ quux\n", "line 3: 'Ġ quux' needs the token 'quux'"),
         ],
@@ -260,9 +287,9 @@ def test_a_form_that_is_not_read_is_refused_by_name(tmp_path, name):
 @pytest.mark.parametrize(
     ("name", "content", "fault"),
     [
-        ("tokenizer.json", "", "holds no tokenizer that can be read"),
+        ("tokenizer.json", "", "is empty"),
         ("tokenizer.json", {"model": {}}, "holds no tokenizer that can be read"),
-        ("tokenizer_config.json", "[1]", "must hold one JSON object, not list"),
+        ("tokenizer_config.json", "[1]", "it holds a list where an object is needed"),
         ("tokenizer_config.json", "{'a'", "cannot be read as JSON"),
         ("tokenizer_config.json", {"bos_token": 7}, "bos_token must be a token's text, not 7"),
         ("tokenizer_config.json", {"added_tokens_decoder": {"x": 1}}, "must map ids to tokens"),

@@ -161,12 +161,21 @@ def test_prompts_come_from_text_and_from_json_lines(tmp_path, toy):
     objects = tmp_path / "prompts.jsonl"
     objects.write_text("".join(json.dumps(one) + "\n" for one in told), encoding="utf-8")
     assert [trace.prompt.ids for trace in toy.sweep(str(objects), [])] == [(0, 5), (0,), (0, 5, 6), (0, 5)]
+    for file in (lines, objects):
+        plain = [trace.prompt for trace in toy.sweep(file, [])]
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+        assert [trace.prompt for trace in toy.sweep(file, [])] == plain
+    lines.write_bytes("<BOS>".encode("utf-16"))
+    with pytest.raises(CutawayError, match="from line 1 on: it is UTF-16 text; save it as UTF-8"):
+        toy.sweep(lines, [])
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("{", "Line 2 of .* is no JSON"),
+        ("[" * 100_000, "Line 2 of .* is no JSON: it is nested too deeply"),
+        ('{"text": "a", "text": "b"}', "Line 2 of .* is no JSON: 'text' is given twice"),
         ('{"texts": "a"}', "must have one of text, prompt, ids, input_ids; it has none of them"),
         ('{"text": "a", "ids": [0]}', "it has text and ids"),
         ("7", "holds 7; a prompt is a text or a list of ids"),

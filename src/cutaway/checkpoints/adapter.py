@@ -16,7 +16,7 @@ import numpy as np
 from cutaway.checkpoints.adapter_config import AdapterConfig, read_adapter_config
 from cutaway.checkpoints.adapter_names import Module, listed, modules_of, refuse_unfitting, tables_of
 from cutaway.checkpoints.families.family import Family
-from cutaway.checkpoints.load import Checkpoint, read_json
+from cutaway.checkpoints.load import Checkpoint, read_configuration
 from cutaway.checkpoints.safetensors import read_safetensors
 from cutaway.checkpoints.stored import Tensors, quoted
 from cutaway.engines.protocol import LowRank
@@ -67,7 +67,9 @@ def read_adapter(source: str | Path, base: Checkpoint) -> Adapter:
     if family is None:
         raise CutawayError(f"{spec.name} has no Hugging Face names, by which an adapter says what it changes.")
     _refuse_what_is_none(config_path, path)
-    config = read_adapter_config(read_json(config_path), f"{CONFIG_NAME} of {config_path.absolute().parent.name}")
+    config = read_adapter_config(
+        read_configuration(config_path), f"{CONFIG_NAME} of {config_path.absolute().parent.name}"
+    )
     tensors = read_safetensors(path).tensors
     modules = modules_of(spec, family)
     pairs = _pairs(tensors, base, family, modules, path)

@@ -172,7 +172,7 @@ def downloaded() -> list[tuple[str, Path]]:
 
 def _latest(repo: Path) -> tuple[Path | None, str]:
     """The snapshot that `main` points to, else the newest one with its commit."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         snapshot = repo / "snapshots" / (repo / "refs" / "main").read_text(encoding="utf-8").strip()
         if snapshot.is_dir():
             return snapshot, "main"

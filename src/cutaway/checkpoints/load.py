@@ -1,6 +1,5 @@
 """From a place on disk to a spec, its weights under our names, and its tokenizer."""
 
-import json
 import re
 import zlib
 from collections.abc import Mapping
@@ -19,9 +18,10 @@ from cutaway.checkpoints.families.names import collect, same_bytes
 from cutaway.checkpoints.gguf import GGUFFile, read_gguf
 from cutaway.checkpoints.safetensors import find_weights
 from cutaway.checkpoints.sources import Location, locate
-from cutaway.checkpoints.stored import Tensors, quoted
+from cutaway.checkpoints.stored import Tensors
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
+from cutaway.reading import read_object
 from cutaway.spec import ExpertsSpec, ModelSpec, parameter_shapes
 from cutaway.spec.catalog import CATALOG, catalog_spec
 from cutaway.text.tokenizer import Tokenizer
@@ -128,7 +128,7 @@ def _left_out(tensors: Tensors, parts: Mapping[str, str]) -> str:
 
 def _folder_spec(path: Path, name: str) -> tuple[Family, ModelSpec]:
     where = f"{path.name} of {path.absolute().parent.name}"
-    values = read_json(path)
+    values = read_configuration(path)
     architecture = values.get("model_type")
     if not isinstance(architecture, str):
         raise CutawayError(f"{where} has no 'model_type': it does not say what it is.")
@@ -180,28 +180,8 @@ def _check_vocabulary(checkpoint: Checkpoint) -> None:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_configuration(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CutawayError for what is none, too long, or has a key twice."""
-    try:
-        if (size := path.stat().st_size) > _LONGEST_JSON:
-            raise CutawayError(f"{path} is {size:,} bytes long; a configuration has at most {_LONGEST_JSON:,}.")
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
-    except FileNotFoundError:
-        raise CutawayError(f"{path.parent} has no {path.name}; a model folder needs one beside its weights.") from None
-    except (OSError, ValueError) as error:
-        raise CutawayError(f"{path} could not be read as JSON: {error}.") from None
-    except RecursionError:
-        raise CutawayError(f"{path} could not be read as JSON: it is nested too deeply.") from None
-    if not isinstance(values, dict):
-        raise CutawayError(f"{path} holds {type(values).__name__}, not the object that a configuration is.")
-    return values
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object; the same key twice, of which JSON would keep the last, leaves open what was meant."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"{quoted(key)} is given twice")
-        found[key] = value
-    return found
+    if not path.exists():
+        raise CutawayError(f"{path.parent} has no {path.name}; a model folder needs one beside its weights.")
+    return read_object(path, _LONGEST_JSON)

@@ -5,10 +5,8 @@ tensor its dtype, its shape, and where it begins and ends in the bytes that foll
 reader refuses bfloat16 in NumPy; this one maps the bytes as they are.
 """
 
-import json
 import os
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -20,6 +18,7 @@ from cutaway.checkpoints.stored import Tensors, as_weight, map_file, quoted
 from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
+from cutaway.reading import Unreadable, parsed_object
 
 _WHAT = "a safetensors file"
 _READABLE = ("F64", "F32", "F16", "BF16")
@@ -186,25 +185,11 @@ def _listed(names: list[str], most: int = 5) -> str:
 
 
 def _json(path: Path, text: bytes, wanted: str = f"{_WHAT} that can be read") -> dict[str, Any]:
-    """The JSON object in `text`; the same key twice, which JSON lets pass, is refused."""
-
-    def without_repeats(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in found:
-                _fail(path, f"its JSON gives {quoted(key)} twice", wanted)
-            found[key] = value
-        return found
-
+    """The JSON object in `text`, read as all JSON is; the same key twice, for one, is refused."""
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=without_repeats)
-    except RecursionError:
-        _fail(path, "its JSON is nested too deeply", wanted)
-    except ValueError as error:  # not UTF-8, not JSON, or a number of thousands of digits
+        return parsed_object(text)
+    except Unreadable as error:
         _fail(path, f"where its JSON should be stands {quoted(text[:40])} ({error})", wanted)
-    if not isinstance(value, dict):
-        _fail(path, f"its JSON is no object but {quoted(value)}", wanted)
-    return value
 
 
 def _metadata(path: Path, metadata: object) -> dict[str, str]:

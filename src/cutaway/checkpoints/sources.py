@@ -1,6 +1,5 @@
 """From what a person types (a name, a path, `hf:owner/name`) to the place where the weights lie."""
 
-import json
 import os
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Literal
 
 from cutaway.checkpoints import cache, fetch, hub
 from cutaway.errors import CutawayError
+from cutaway.reading import read_object
 from cutaway.spec.catalog import CATALOG
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -252,8 +252,8 @@ def _beside_its_config(path: Path) -> Location:
 def _indexed(index: Path) -> set[str]:
     """The files that a sharded model's index names; none where there is no readable index."""
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set(read_object(index)["weight_map"].values())
+    except (CutawayError, KeyError, TypeError, AttributeError):
         return set()
 
 

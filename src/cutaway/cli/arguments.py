@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from cutaway.errors import CutawayError
+from cutaway.reading import Unreadable, decoded
 
 if TYPE_CHECKING:
     from cutaway.model import Model
@@ -126,11 +127,9 @@ def _from_stdin() -> str:
         end = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
         print(f"cutaway: reading the prompt from standard input; end it with {end}.", file=sys.stderr)
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CutawayError(
-            f"Standard input is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}."
-        ) from None
+        text = decoded(sys.stdin.buffer.read())
+    except Unreadable as error:
+        raise CutawayError(f"Standard input cannot be read: {error}.") from None
     return text.removesuffix("\n").removesuffix("\r")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from cutaway.cli.arguments import add_model, add_sampling, load_model, sampling_settings
 from cutaway.cli.generate import harmless
 from cutaway.errors import CutawayError
+from cutaway.reading import read_text
 
 if TYPE_CHECKING:
     from cutaway.generate import Step
@@ -83,7 +84,7 @@ def _lines() -> Iterator[str]:
     held = ""
     while True:
         try:
-            line = input(("… " if held else "> ") if sys.stdin.isatty() else "")
+            line = input(("… " if held else "> ") if sys.stdin.isatty() else "").removeprefix("\ufeff")
         except EOFError:
             if sys.stdin.isatty():
                 print(file=sys.stderr)
@@ -92,7 +93,7 @@ def _lines() -> Iterator[str]:
             return
         except UnicodeDecodeError as error:
             raise CutawayError(
-                f"Standard input is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}."
+                f"Standard input cannot be read: it is not UTF-8 text (0x{error.object[error.start]:02X})."
             ) from None
         if line.endswith("\\"):
             held += line[:-1] + "\n"
@@ -195,11 +196,9 @@ def _show_ids(conversation: "Conversation") -> None:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").removesuffix("\n")
-    except OSError as error:
-        raise CutawayError(f"The system prompt cannot be read from {path}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise CutawayError(f"The system prompt in {path} is not UTF-8 text: byte {error.start} is wrong.") from None
+        return read_text(path).removesuffix("\n")
+    except CutawayError as error:
+        raise CutawayError(f"The system prompt: {error}") from None
 
 
 def _tell(line: str) -> None:

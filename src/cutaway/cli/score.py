@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cutaway.cli.arguments import add_model, load_model, print_json
 from cutaway.errors import CutawayError
+from cutaway.reading import read_text
 
 if TYPE_CHECKING:
     from cutaway.trace.score import Score, Total
@@ -67,14 +68,7 @@ def _corpus(path: Path) -> Any:
     """The texts of a file: lines of JSON, or all of it as one."""
     if path.suffix in (".jsonl", ".ndjson"):
         return path
-    try:
-        return [path.read_text(encoding="utf-8")]
-    except UnicodeDecodeError as error:
-        raise CutawayError(
-            f"{path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02X}."
-        ) from None
-    except OSError as error:
-        raise CutawayError(f"{path} could not be read: {error.strerror or error}.") from None
+    return [read_text(path)]
 
 
 def _told(score: "Score") -> dict[str, Any]:

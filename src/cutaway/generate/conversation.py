@@ -14,6 +14,7 @@ from cutaway.forward.cache import KVCache
 from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.passes import shared_prefix
 from cutaway.generate.response import Step
+from cutaway.reading import Unreadable, parsed
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 
@@ -146,11 +147,11 @@ class Conversation:
     def load(self, path: str | Path) -> None:
         """Go on with a saved conversation. Raises CutawayError for what is none, and changes nothing."""
         try:
-            told = json.loads(Path(path).read_text(encoding="utf-8"))
+            told = parsed(Path(path).read_bytes())
         except OSError as error:
             raise CutawayError(f"{path} cannot be read: {error.strerror}.") from None
-        except ValueError:
-            raise CutawayError(f"{path} holds no saved conversation: it is not JSON.") from None
+        except Unreadable as error:
+            raise CutawayError(f"{path} holds no saved conversation, which is JSON: {error}.") from None
         messages = told.get("messages") if isinstance(told, dict) else told
         if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
             raise CutawayError(

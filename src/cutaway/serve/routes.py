@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point
+from cutaway.reading import Unreadable, parsed
 from cutaway.serve import cards
 from cutaway.serve.edits import edits_of
 from cutaway.serve.export import EXPORTS, exported
@@ -286,9 +287,9 @@ def _json(data: object) -> Response:
 
 async def _body(request: Request) -> object:
     try:
-        return json.loads(await request.body())
-    except (ValueError, RecursionError):
-        raise CutawayError("The request's body is not JSON.") from None
+        return parsed(await request.body())
+    except Unreadable as error:
+        raise CutawayError(f"The request's body is not JSON: {error}.") from None
 
 
 def _slices(body: dict[str, Any], run: Run) -> list[Slice]:

@@ -1,10 +1,10 @@
 """The tokenizer of a model folder in Hugging Face's form: tokenizer.json and the small files beside it."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from cutaway.errors import CutawayError
+from cutaway.reading import read_object, read_text
 from cutaway.text.library import LibraryCodec
 from cutaway.text.tokenizer import Tokenizer
 
@@ -87,20 +87,17 @@ def _object(path: Path) -> dict[str, Any]:
     """A file that must hold one JSON object; an empty one where there is no such file."""
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CutawayError(f"{path} cannot be read as JSON: {error}.") from None
-    if not isinstance(value, dict):
-        raise CutawayError(f"{path} must hold one JSON object, not {type(value).__name__}.")
-    return value
+    return read_object(path)
 
 
 def _read_library_file(path: Path) -> Any:
     from tokenizers import Tokenizer as LibraryTokenizer
 
+    text = read_text(path)
+    if not text.strip():
+        raise CutawayError(f"{path} is empty; it must hold a tokenizer.")
     try:
-        return LibraryTokenizer.from_file(str(path))
+        return LibraryTokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise CutawayError(f"{path} holds no tokenizer that can be read: {error}.") from None
 
@@ -120,12 +117,8 @@ def _gpt2(folder: Path) -> Any:
     vocabulary = _object(folder / "vocab.json")
     if not all(isinstance(id, int) and id >= 0 for id in vocabulary.values()):
         raise CutawayError(f"{folder / 'vocab.json'} must map every token to its id, a whole number from 0.")
-    try:
-        text = (folder / "merges.txt").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CutawayError(f"{folder / 'merges.txt'} cannot be read: {error}.") from None
     merges = []
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(read_text(folder / "merges.txt").split("\n"), start=1):
         if not line.strip() or (number == 1 and line.startswith("#version")):
             continue
         merge = tuple(line.rstrip("\r").split(" "))
@@ -228,10 +221,7 @@ def _chat_template(settings: _Settings) -> str | None:
     """The chat template: a file of its own comes before the entry in tokenizer_config.json."""
     path = settings.folder / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            raise CutawayError(f"{path} cannot be read: {error}.") from None
+        return read_text(path)
     for name, holder in (
         ("chat_template.json", _object(settings.folder / "chat_template.json")),
         ("tokenizer_config.json", settings.tokenizer),

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from cutaway.errors import CutawayError
+from cutaway.reading import Unreadable, parsed
 from cutaway.trace.adapting import Adapter
 from cutaway.trace.edit import Edit
 from cutaway.trace.edit_kinds import KINDS
@@ -19,10 +20,10 @@ def edit_from_json(data: Any) -> Edit:
     """The edit that plain data, or a line of JSON, describes. Raises CutawayError for what is none."""
     if isinstance(data, str):
         try:
-            data = json.loads(data)
-        except json.JSONDecodeError as error:
+            data = parsed(data)
+        except Unreadable as error:
             raise CutawayError(
-                f"The edit {data!r} is no JSON ({error.msg} at character {error.pos}); it looks like "
+                f"The edit {data!r:.200} is no JSON ({error}); it looks like "
                 '{"zero": "layers.3.attn.z", "heads": [5]}.'
             ) from None
     if not isinstance(data, Mapping) or not data:

@@ -1,6 +1,5 @@
 """A trace that was saved, read back: the same addresses and numbers, without the model."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point
+from cutaway.reading import Unreadable, parsed_object
 from cutaway.spec import ModelSpec
 from cutaway.spec.plain import spec_from_json
 from cutaway.trace.export import FORMAT, LAST_LOGITS
@@ -45,9 +45,9 @@ def open_trace(path: str | Path) -> Trace:
     if told.get("format") != FORMAT:
         raise CutawayError(f"{path} is a safetensors file, but no trace that this version of cutaway saved.")
     try:
-        prompt, run = json.loads(told["prompt"]), json.loads(told["run"])
-        spec = spec_from_json(json.loads(told["spec"]))
-    except (KeyError, ValueError) as error:
+        prompt, run = parsed_object(told["prompt"]), parsed_object(told["run"])
+        spec = spec_from_json(parsed_object(told["spec"]))
+    except (KeyError, ValueError, Unreadable) as error:
         raise CutawayError(f"{path} says it is a trace, but its description cannot be read ({error}).") from None
     return SavedTrace(file, spec, told, prompt, run)
 

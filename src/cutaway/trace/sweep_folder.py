@@ -1,6 +1,5 @@
 """What a sweep left in a folder, read back: `folder[17]["layers.3.resid_post"]`."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.reading import Unreadable, parsed_object
 from cutaway.trace.sweep_layout import FORMAT
 
 INDEX = "index.json"
@@ -54,13 +54,13 @@ def read_index(folder: Path) -> Index:
     """The index of a sweep. Raises CutawayError where there is none that this version can read."""
     path = folder / INDEX
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        told = parsed_object(path.read_bytes())
         if told["format"] != FORMAT:
             raise CutawayError(f"{path} is of another kind ({told['format']!r}) than the sweeps of this version.")
         return Index(told["settings"], [ShardTold(**shard) for shard in told["shards"]], bool(told["complete"]))
     except FileNotFoundError:
         raise CutawayError(f"There is no sweep in {folder}: it has no {INDEX}.") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, Unreadable, KeyError, TypeError) as error:
         raise CutawayError(f"{path} is no index of a sweep ({error}).") from None
 
 

@@ -1,7 +1,6 @@
 """The prompts of a sweep: a list, an iterator, or the lines of a file; taken one at a time."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sized
 from itertools import chain, islice
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cutaway.errors import CutawayError
+from cutaway.reading import Unreadable, decoded, parsed
 from cutaway.trace.prompts import Given, PromptLike, is_vectors
 
 _FIELDS = ("text", "prompt", "ids", "input_ids")
@@ -151,22 +151,22 @@ def new_digest() -> Any:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Every line that is not empty, and its number; without its line break."""
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            for number, line in enumerate(file, 1):
-                line = line.removesuffix("\n").removesuffix("\r")
+        with path.open("rb") as file:
+            for number, data in enumerate(file, 1):
+                line = decoded(data, begins=number == 1).removesuffix("\n").removesuffix("\r")
                 if line.strip():
                     yield number, line
-    except UnicodeDecodeError as error:
-        raise CutawayError(f"{path} is not UTF-8 text: it holds the byte 0x{error.object[error.start]:02X}.") from None
+    except Unreadable as error:
+        raise CutawayError(f"{path} cannot be read from line {number} on: {error}.") from None
     except OSError as error:
         raise CutawayError(f"{path} could not be read: {error.strerror or error}.") from None
 
 
 def _prompt_in(line: str, number: int, path: Path) -> Given:
     try:
-        told = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise CutawayError(f"Line {number} of {path} is no JSON: {error.msg} at character {error.pos}.") from None
+        told = parsed(line)
+    except Unreadable as error:
+        raise CutawayError(f"Line {number} of {path} is no JSON: {error}.") from None
     types = None
     if isinstance(told, dict):
         types = next((told[name] for name in _TYPES if told.get(name) is not None), None)

@@ -1,25 +1,21 @@
 """The fields of a request's body, each read with its kind and bounds, or refused by name."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from cutaway import reading
 from cutaway.serve.openai.refusals import Refused
 
 
 def parsed(body: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises Refused for anything else, also for NaN and Infinity, which are no JSON."""
     try:
-        told = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
-        raise Refused("The request's body is not JSON.") from None
+        told = reading.parsed(body)
+    except reading.Unreadable as error:
+        raise Refused(f"The request's body is not JSON: {error}.") from None
     if not isinstance(told, dict):
         raise Refused('The request\'s body must be a JSON object, as in {"model": "toy", …}.')
     return told
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(name)
 
 
 def shown(value: object) -> str:
