@@ -15,18 +15,11 @@ from cutaway.spec import (
     NormSpec,
     RotarySpec,
 )
-from random_models import GPT2, LLAMA, random_model
-
-
-def with_attention(**changes) -> ModelSpec:
-    """The small Llama with another attention in every layer."""
-    layers = tuple(replace(layer, attention=replace(layer.attention, **changes)) for layer in LLAMA.layers)
-    return replace(LLAMA, layers=layers)
-
+from random_models import GPT2, LLAMA, random_model, with_attention
 
 ROTARY = RotarySpec(10_000.0, 4, "halves")
-WINDOWED = with_attention(window=5)
-DYNAMIC = with_attention(rotary=replace(ROTARY, scaling=DynamicScaling(2.0, 16)))
+WINDOWED = with_attention(LLAMA, window=5)
+DYNAMIC = with_attention(LLAMA, rotary=replace(ROTARY, scaling=DynamicScaling(2.0, 16)))
 LATENT = ModelSpec(
     "small-latent",
     23,

@@ -106,16 +106,22 @@ def test_one_seed_for_many_counts_on_and_a_list_gives_each_its_own(toy):
 # Leaving early
 
 
-def test_a_cancelled_sequence_stops_and_its_cache_is_freed(toy, monkeypatch):
-    born: list[weakref.ref] = []
+@pytest.fixture
+def born(monkeypatch):
+    """Every cache that is made, held weakly."""
+    made: list[weakref.ref] = []
     make = Passes.cache
 
     def watched(self):
         cache = make(self)
-        born.append(weakref.ref(cache))
+        made.append(weakref.ref(cache))
         return cache
 
     monkeypatch.setattr(Passes, "cache", watched)
+    return made
+
+
+def test_a_cancelled_sequence_stops_and_its_cache_is_freed(toy, born):
     batch = toy.batch()
     gone = batch.submit(toy.request("<BOS> troll drinks", Basic(500, seed=1)))
     stays = batch.submit(toy.request(PROMPT, Basic(9, seed=2)))
@@ -146,16 +152,7 @@ def test_what_waits_can_be_cancelled_before_it_begins(toy):
     assert (len(list(first)), list(second), batch.passes) == (3, [], 3)
 
 
-def test_a_stream_that_is_closed_frees_its_cache(toy, monkeypatch):
-    born: list[weakref.ref] = []
-    make = Passes.cache
-
-    def watched(self):
-        cache = make(self)
-        born.append(weakref.ref(cache))
-        return cache
-
-    monkeypatch.setattr(Passes, "cache", watched)
+def test_a_stream_that_is_closed_frees_its_cache(toy, born):
     stream = toy.stream(PROMPT, max_tokens=500, seed=0)
     next(stream)
     assert [ref().length for ref in born] == [3]

@@ -5,7 +5,7 @@ from io import StringIO
 
 import numpy as np
 import pytest
-from cached_models import DYNAMIC, ENGINES, LATENT, SPECS, WINDOWED, model_of, passes_of, with_attention
+from cached_models import DYNAMIC, ENGINES, LATENT, SPECS, WINDOWED, model_of, passes_of
 from rich.console import Console
 
 from cutaway import CutawayError, load
@@ -13,7 +13,7 @@ from cutaway.engines.layout import CHUNK
 from cutaway.generate import Basic
 from cutaway.spec.work import total_flops
 from cutaway.trace.page import Page
-from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model
+from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model, with_attention
 
 PROMPT = "<BOS> dragon drinks"
 
@@ -102,7 +102,7 @@ def test_each_step_says_what_it_found_and_what_it_added_and_what_that_cost(spec)
 
 
 def test_a_layer_says_of_what_kind_its_rows_are_and_which_of_them_the_next_token_sees():
-    chunked = with_attention(chunk=8)
+    chunked = with_attention(LLAMA, chunk=8)
     for spec in (LLAMA, WINDOWED, LATENT, chunked):
         out = random_model(spec).generate(random_ids(spec, 18).tolist(), 3, seed=0)
         layer = out.cache.layers[1]

@@ -35,16 +35,20 @@ def test_every_point_has_a_formula_and_comes_from_points_that_the_model_has(spec
             assert point in consumers_of(source, spec)
 
 
+def a_cell_of_each_point(run, seed):
+    """(point, its number, how it came about) of one cell of every point, drawn by `seed`."""
+    random = np.random.default_rng(seed)
+    for point in points_of(run.trace.spec):
+        value = run.value(point)
+        at = tuple(int(random.integers(0, size)) for size in value.shape)
+        yield point, float(value[at]), run.arithmetic.cell(point, at)
+
+
 @given(specs(), st.integers(0, 2**32 - 1))
 @settings(max_examples=25)
 def test_the_terms_of_a_cell_add_up_to_it(spec, seed):
     run = run_of(spec)
-    random = np.random.default_rng(seed)
-    for point in points_of(spec):
-        value = run.value(point)
-        at = tuple(int(random.integers(0, size)) for size in value.shape)
-        cell = run.arithmetic.cell(point, at)
-        found = float(value[at])
+    for point, found, cell in a_cell_of_each_point(run, seed):
         assert cell.value is None if np.isneginf(found) else cell.value == found
         if not cell.terms:
             continue
@@ -59,13 +63,9 @@ def test_the_terms_of_a_cell_add_up_to_it(spec, seed):
 @settings(max_examples=25)
 def test_every_number_but_the_ids_of_tokens_is_explained(spec, seed):
     run = run_of(spec)
-    random = np.random.default_rng(seed)
-    for point in points_of(spec):
+    for point, _, cell in a_cell_of_each_point(run, seed):
         if point.name == "tokens":
             continue
-        value = run.value(point)
-        at = tuple(int(random.integers(0, size)) for size in value.shape)
-        cell = run.arithmetic.cell(point, at)
         assert cell.terms or cell.steps, point
         if cell.steps and not cell.terms and point.name != "moe.chosen" and cell.value:
             assert number(cell.value) in cell.steps[-1], point
@@ -75,11 +75,7 @@ def test_every_number_but_the_ids_of_tokens_is_explained(spec, seed):
 @settings(max_examples=10)
 def test_the_two_rows_of_a_dot_product_come_in_their_own_order_and_multiply_to_it(spec, seed):
     run = run_of(spec)
-    random = np.random.default_rng(seed)
-    for point in points_of(spec):
-        value = run.value(point)
-        at = tuple(int(random.integers(0, size)) for size in value.shape)
-        cell = run.arithmetic.cell(point, at)
+    for _, _, cell in a_cell_of_each_point(run, seed):
         if not cell.left_row:
             continue
         left, right = np.array(cell.left_row), np.array(cell.right_row)

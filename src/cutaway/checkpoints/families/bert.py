@@ -6,7 +6,7 @@ masked-language-model head too. GGUF files hold the bare encoder.
 
 from dataclasses import replace
 
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads, refuse_encoder_and_quantised
 from cutaway.checkpoints.families.names import Source, layer_norm, linear, same_bytes
 from cutaway.checkpoints.stored import Tensors
 from cutaway.errors import CutawayError
@@ -62,9 +62,7 @@ def spec_from_config(config: Config, name: str) -> ModelSpec:
     config.only("hidden_act", *ACTIVATIONS)
     config.only("position_embedding_type", "absolute", why="relative keys would change every score")
     config.only("is_decoder", False, why="BERT reads in both directions here")
-    config.only("is_encoder_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+    refuse_encoder_and_quantised(config)
     named = set(map(str, config.get("architectures", list, [])))
     spec = _bert(
         config,
@@ -113,10 +111,9 @@ def _bert(
     eps: float,
     activation: Activation = "gelu",
 ) -> ModelSpec:
-    if d_model % n_heads:
-        raise CutawayError(f"A width of {d_model} in {config.where} cannot be split into {n_heads} equal heads.")
+    d_head = even_heads(config, d_model, n_heads)
     norm = NormSpec("layer", eps, bias=True)
-    attention = AttentionSpec(n_heads, n_heads, d_model // n_heads, causal=False, qkv_bias=True, out_bias=True)
+    attention = AttentionSpec(n_heads, n_heads, d_head, causal=False, qkv_bias=True, out_bias=True)
     layer = LayerSpec(attention, FeedForwardSpec(d_ff, activation, bias=True), norm, placement="post")
     return ModelSpec(
         name,

@@ -116,6 +116,13 @@ def _a(kind: type) -> str:
     return (names | {dict: "an object", list: "a list"})[kind]
 
 
+def refuse_encoder_and_quantised(config: Config) -> None:
+    """Refuse a model that reads what an encoder made, or whose weights are quantised in a way that is not read."""
+    config.only("is_encoder_decoder", False)
+    config.only("add_cross_attention", False)
+    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+
+
 def even_heads(config: Config, d_model: int, n_heads: int) -> int:
     """d_head of heads that share a width equally; CutawayError where they cannot."""
     if d_model % n_heads:

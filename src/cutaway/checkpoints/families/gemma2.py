@@ -10,7 +10,7 @@ from math import sqrt
 import numpy as np
 
 from cutaway.checkpoints.families import llama
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, refuse_encoder_and_quantised
 from cutaway.checkpoints.families.gguf_rope import gguf_rotary
 from cutaway.checkpoints.families.names import Source
 from cutaway.checkpoints.families.rope import rotary
@@ -92,9 +92,7 @@ def model_from_config(
     """The whole model around its attention: what Gemma 2 and Gemma 3 have in common."""
     config.only("hidden_activation", "gelu_pytorch_tanh")
     config.only("hidden_act", "gelu_pytorch_tanh", why="it is 'hidden_activation' under an old name")
-    config.only("is_encoder_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+    refuse_encoder_and_quantised(config)
     d_model = config.size("hidden_size", 2304)
     norm = NormSpec("rms", config.get("rms_norm_eps", float, 1e-6))
     feed_forward = FeedForwardSpec(config.size("intermediate_size", 9216), "gelu_tanh", gated=True)

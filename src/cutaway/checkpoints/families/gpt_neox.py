@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads, refuse_encoder_and_quantised
 from cutaway.checkpoints.families.names import Source, layer_norm, linear, third
 from cutaway.checkpoints.families.rope import rotary, rotated
 from cutaway.checkpoints.stored import Tensors
@@ -45,9 +45,7 @@ _NORMS = {"attn.norm": ("input_layernorm", "attn_norm"), "mlp.norm": ("post_atte
 def spec_from_config(config: Config, name: str) -> ModelSpec:
     """The spec that a Hugging Face `config.json` describes."""
     config.only("hidden_act", *ACTIVATIONS)
-    config.only("is_encoder_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+    refuse_encoder_and_quantised(config)
     d_head = even_heads(config, config.size("hidden_size"), config.size("num_attention_heads"))
     dims = rotated(config, d_head, 0.25, key="rotary_pct")
     base = config.get("rotary_emb_base", float, 10_000.0)

@@ -3,7 +3,7 @@
 Phi-3 is another architecture, built like Llama.
 """
 
-from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads
+from cutaway.checkpoints.families.config import MOST_LAYERS, Config, decimal, even_heads, refuse_encoder_and_quantised
 from cutaway.checkpoints.families.names import Source, layer_norm, linear, third
 from cutaway.checkpoints.families.rope import rotary, rotated
 from cutaway.checkpoints.stored import Tensors
@@ -35,9 +35,7 @@ _PARTS = {  # ours → (Hugging Face, GGUF)
 def spec_from_config(config: Config, name: str) -> ModelSpec:
     """The spec that a Hugging Face `config.json` describes."""
     config.only("hidden_act", *ACTIVATIONS)
-    config.only("is_encoder_decoder", False)
-    config.only("add_cross_attention", False)
-    config.only("quantization_config", why="quantised safetensors are not read; use a GGUF file of the model")
+    refuse_encoder_and_quantised(config)
     d_model, n_heads = config.size("hidden_size"), config.size("num_attention_heads")
     d_head = even_heads(config, d_model, n_heads)
     config.only("head_dim", d_head, why="a head of Phi is its part of the width")
