@@ -1,6 +1,7 @@
 """What programs are refused, in the form in which the `openai` client raises it."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,12 @@ from cutaway.cli import main
 from cutaway.generate import Batch
 from cutaway.serve import make_app
 from cutaway.serve.models import Models
+from cutaway.serve.openai.asked import chat_asked
+from cutaway.serve.openai.prepare import prepared
+from cutaway.serve.openai.refusals import Refused
+from random_models import POST, random_model
+
+STREAM_OPTION = "stream_options.include_usage"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +79,7 @@ def refused(answer, status: int, *words: str, param: str | None = None) -> None:
         ({"logprobs": True}, ["whole number"]),
         ({"stream": 1}, ["true or false"]),
         ({"stream_options": {"include_usage": True}}, ["set stream"]),
-        ({"stream": True, "stream_options": {"x": 1}}, ["'x'"]),
+        ({"stream": True, "stream_options": {"x": 1}}, ["'stream_options.x'"]),
         ({"stream": True, "stream_options": []}, ["object"]),
         ({"echo": 1}, ["true or false"]),
         ({"echo": True, "max_tokens": -1}, ["whole number from 0"]),
@@ -96,7 +103,9 @@ def test_a_completion_that_cannot_be_is_refused_with_the_field_and_the_reason(sp
     body = json.dumps({"model": "speaker", "prompt": "a", **fields}).encode()
     answer = speaking.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     refused(answer, 400, *words)
-    assert answer.json()["error"]["type"] == "invalid_request_error"
+    told = answer.json()["error"]
+    assert told["type"] == "invalid_request_error"
+    assert told["param"].partition(".")[0] in fields.keys() - {"user"}
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,9 @@ def test_a_completion_that_cannot_be_is_refused_with_the_field_and_the_reason(sp
 )
 def test_a_chat_that_cannot_be_is_refused_with_the_reason(speaking, fields, words):
     asked = {"model": "speaker", "messages": [{"role": "user", "content": "a"}], **fields}
-    refused(speaking.post("/v1/chat/completions", json=asked), 400, *words)
+    answer = speaking.post("/v1/chat/completions", json=asked)
+    refused(answer, 400, *words)
+    assert re.sub(r"\[\d+\]$", "", answer.json()["error"]["param"]) in fields
 
 
 def test_values_that_ask_for_nothing_are_no_reason_to_refuse(speaking):
@@ -171,7 +182,37 @@ def test_a_response_without_a_limit_ends_with_the_context(speaking):
 
 def test_a_model_without_a_template_does_not_chat(speaking):
     asked = {"model": "toy", "messages": [{"role": "user", "content": "a"}]}
-    refused(speaking.post("/v1/chat/completions", json=asked), 400, "chat template")
+    refused(speaking.post("/v1/chat/completions", json=asked), 400, "chat template", param="model")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "param"),
+    [
+        ("completions", {"prompt": "<BOS> unicorn"}, "prompt"),
+        ("completions", {"prompt": [0, 10]}, "prompt"),
+        ("completions", {"prompt": [0], "logit_bias": {"10": 1}}, "logit_bias"),
+        ("completions", {"prompt": [0], "stream": True, "stream_options": {"include_usage": 1}}, STREAM_OPTION),
+        ("completions", {"prompt": [0], "stream": True, "stream_options": {"x": 1}}, "stream_options.x"),
+        ("completions", {"prompt": [0], "model": "none"}, "model"),
+        ("completions", {"prompt": [0] * 16, "n": 3, "max_tokens": 10**6}, "prompt"),
+        ("completions", {"prompt": ["<BOS>"] * 9, "n": 2}, "n"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}, {"role": "x"}]}, "messages[1]"),
+    ],
+)
+def test_a_refusal_that_is_about_one_field_names_it(speaking, path, asked, param):
+    answer = speaking.post(f"/v1/{path}", json={"model": "toy", **asked})
+    assert answer.json()["error"]["param"] == param, answer.text
+
+
+def test_messages_that_the_template_refuses_are_to_blame_and_a_model_that_cannot_go_on_is(speaker, monkeypatch):
+    asked = chat_asked(b'{"model": "speaker", "messages": [{"role": "user", "content": "a"}]}')
+    monkeypatch.setattr(speaker.tokenizer, "chat_template", "{{ raise_exception('the user comes second') }}")
+    with pytest.raises(Refused, match="the user comes second") as refusal:
+        prepared(speaker, asked)
+    assert refusal.value.param == "messages"
+    with pytest.raises(Refused, match="is an encoder") as refusal:
+        prepared(random_model(POST), asked)
+    assert refusal.value.param == "model"
 
 
 @pytest.mark.parametrize(

@@ -226,5 +226,6 @@ def _includes_usage(options: object, stream: bool) -> bool:
         frozenset({"include_usage"}),
         frozenset(),
         {"include_obfuscation": ((False,), "streams are not padded.")},
+        within="stream_options",
     )
     return fields.flag("include_usage")

@@ -28,7 +28,7 @@ class Fields:
     """A body whose fields are all known: `read` are taken, `idle` change nothing, `unsupported` are not done.
 
     `unsupported` gives for each of its names the values that ask for nothing (null always does) and why the others
-    are refused. A field that is null counts as left out.
+    are refused. A field that is null counts as left out. `within` is the field whose object this is, where it is one.
     """
 
     def __init__(
@@ -37,16 +37,18 @@ class Fields:
         read: frozenset[str],
         idle: frozenset[str],
         unsupported: Mapping[str, tuple[tuple[object, ...], str]],
+        within: str = "",
     ) -> None:
-        self._body = body
+        self._body, self._before = body, f"{within}." if within else ""
         for name, value in body.items():
             if name in unsupported:
                 harmless, why = unsupported[name]
                 if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
-                    raise Refused(f"{name} is {shown(value)}: {why}", param=name)
+                    raise self._refused(name, f"is {shown(value)}: {why}")
             elif name not in read and name not in idle:
                 raise Refused(
-                    f"There is no field {shown(name)} here; there are {', '.join(sorted(read))}.", param=name[:60]
+                    f"There is no field {shown(self._before + name)} here; there are {', '.join(sorted(read))}.",
+                    param=(self._before + name)[:60],
                 )
 
     def get(self, name: str) -> Any:
@@ -57,7 +59,7 @@ class Fields:
         """A whole number from `low` to `high`."""
         value = self.get(name)
         if value is not None and (type(value) is not int or not low <= value <= high):
-            raise Refused(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}.", param=name)
+            raise self._refused(name, f"is {shown(value)}; it must be a whole number from {low} to {high}.")
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
@@ -66,12 +68,15 @@ class Fields:
         if value is None:
             return None
         if type(value) not in (int, float) or not low <= value <= high:
-            raise Refused(f"{name} is {shown(value)}; it must be a number from {low:g} to {high:g}.", param=name)
+            raise self._refused(name, f"is {shown(value)}; it must be a number from {low:g} to {high:g}.")
         return float(value)
 
     def flag(self, name: str) -> bool:
         """True or false; false where it was left out."""
         value = self.get(name)
         if value is not None and not isinstance(value, bool):
-            raise Refused(f"{name} is {shown(value)}; it must be true or false.", param=name)
+            raise self._refused(name, f"is {shown(value)}; it must be true or false.")
         return bool(value)
+
+    def _refused(self, name: str, why: str) -> Refused:
+        return Refused(f"{self._before}{name} {why}", param=self._before + name)

@@ -1,11 +1,14 @@
 """From what was asked to the requests that a batch takes: templates, ids, the room that is left, seeds."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cutaway.errors import CutawayError
 from cutaway.generate import Basic, Request
 from cutaway.generate.conversation import chat_ids
+from cutaway.generate.settings import refuse_encoder
 from cutaway.serve.openai.asked import Asked
 from cutaway.serve.openai.refusals import Refused
 from cutaway.text.tokenizer import Tokenizer
@@ -35,27 +38,40 @@ class Prepared:
 
 
 def prepared(model: "Model", asked: Asked) -> Prepared:
-    """Everything checked, nothing run. Raises Refused.
+    """Everything checked, nothing run. Raises Refused, with the field that is to blame where it is one.
 
     Response j of a prompt has the seed + j, whichever prompt of the request it is: it says what it would say if it
     had been asked for alone.
     """
-    try:
-        prompts = [chat_ids(model.tokenizer, asked.messages)] if asked.messages is not None else _encoded(model, asked)
-        requests = []
-        for ids in prompts:
-            room = _room(model, len(ids), asked)
-            for j in range(asked.n):
-                seed = None if asked.seed is None else asked.seed + j
-                basic = Basic(max(room, 1), asked.temperature, asked.top_k, asked.top_p, asked.min_p, seed, asked.stop)
+    with _blamed("model"):
+        refuse_encoder(model.spec)
+        chats = asked.messages is None or model.tokenizer.chat_template is not None
+    field = "prompt" if asked.messages is None else "messages"
+    with _blamed(field if chats else "model"):
+        prompts = _encoded(model, asked) if asked.messages is None else [chat_ids(model.tokenizer, asked.messages)]
+    requests = []
+    for ids in prompts:
+        room = _room(model, len(ids), asked)
+        with _blamed(field):
+            model.prompt(ids)
+        for j in range(asked.n):
+            seed = None if asked.seed is None else asked.seed + j
+            basic = Basic(max(room, 1), asked.temperature, asked.top_k, asked.top_p, asked.min_p, seed, asked.stop)
+            beyond = any(token >= model.spec.vocab_size for token in asked.settings.get("logit_bias") or ())
+            with _blamed("logit_bias" if beyond else None):
                 requests.append(model.request(ids, basic, asked.settings))
-    except Refused:
-        raise
-    except CutawayError as error:
-        raise Refused(str(error)) from None
     given = asked.prompts if asked.echo else ()
     echoes = [_echo(model.tokenizer, told, ids) for told, ids in zip(given, prompts, strict=False)]
     return Prepared(requests, sum(map(len, prompts)), echoes)
+
+
+@contextmanager
+def _blamed(param: str | None) -> Iterator[None]:
+    """What goes wrong in here is refused with the field that is to blame."""
+    try:
+        yield
+    except CutawayError as error:
+        raise Refused(str(error), param=param) from None
 
 
 def _encoded(model: "Model", asked: Asked) -> list[list[int]]:
