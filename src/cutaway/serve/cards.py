@@ -8,6 +8,7 @@ from cutaway.errors import CutawayError
 from cutaway.points import POINTS, Point, dot_inputs, layer_names, points_of, shape_symbols
 from cutaway.serve.edits import parts_of, told
 from cutaway.serve.lineage import consumers_of, formula_of, inputs_of, weights_of
+from cutaway.serve.offered import offered
 from cutaway.serve.protocol import (
     Kind,
     LayerKind,
@@ -32,22 +33,12 @@ TOLD = 256  # likeliest tokens that come with a run; what the page draws of a di
 _WEIGHTS = ("attn.pattern", "moe.scores")  # numbers from 0 to 1
 _IDS = ("tokens", "moe.chosen")
 
-_EXAMPLES = {
-    "toy": ["<BOS> dragon drinks", "<BOS> wizard mixes glowing", "<BOS> troll smashes"],
-}
-_COMMON_EXAMPLES = [
-    "The capital of France is",
-    "When Mary and John went to the store, John gave a drink to",
-    "the cat sat on the mat because it was",
-    "def add(a, b):\n    return a",
-    "A B C D A B C",
-]
-
 
 def model_card(model: "Model", name: str, longest: int) -> ModelCard:
     """What a page needs to know of a model before it runs it."""
     spec = model.spec
     sizes = {"V": spec.vocab_size, "d": spec.d_model, "N": spec.n_layers}
+    most = min(longest, spec.n_max or longest)
     stops: list[int] = []
     with suppress(CutawayError):  # a checkpoint may come without a tokenizer
         stops = sorted(model.tokenizer.stop_ids)
@@ -61,9 +52,9 @@ def model_card(model: "Model", name: str, longest: int) -> ModelCard:
         [_point_card(point, spec) for point in points_of(spec) if point.layer is None],
         _layer_kinds(spec),
         spec.context_length,
-        min(longest, spec.n_max or longest),
+        most,
         spec.causal and not spec.headless,
-        _EXAMPLES.get(name, _COMMON_EXAMPLES),
+        offered(model, most),
         stops,
         parts_of(spec),
     )
