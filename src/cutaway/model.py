@@ -1,6 +1,7 @@
 """The one object that people hold: a loaded model, to trace and to generate with. It only joins the rooms below."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -38,7 +39,7 @@ from cutaway.trace.connecting import connected
 from cutaway.trace.edit import Edit
 from cutaway.trace.edit_json import read_edits
 from cutaway.trace.merging import merged_checkpoint
-from cutaway.trace.prompts import Given, PromptLike, fed, read_prompt
+from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score
 from cutaway.trace.scoring import Scorer, Scoring, scores
@@ -80,7 +81,8 @@ class Model:
         self.origin = checkpoint.location.origin
         self.path = checkpoint.location.path
         self.parameters = Parameters(self.spec, checkpoint.weights, engine)
-        self._checkpoint, self._tokenizer = checkpoint, checkpoint.tokenizer
+        self._checkpoint = checkpoint
+        self._reader = Reader(self.spec, checkpoint.tokenizer)
 
     def __repr__(self) -> str:
         return (
@@ -91,18 +93,11 @@ class Model:
     @property
     def tokenizer(self) -> Tokenizer:
         """Text ↔ ids. Raises CutawayError where the checkpoint came without one."""
-        if self._tokenizer is None:
-            raise CutawayError(
-                f"{self.spec.name} came without a tokenizer; give the prompt as a list of token ids, or put a "
-                "tokenizer.json beside its weights."
-            )
-        return self._tokenizer
+        return self._reader.required()
 
     def piece(self, token: int) -> str:
         """How a token reads; by its number where the tokenizer knows it not, as in an embedding padded past it."""
-        if self._tokenizer is None:
-            return str(token)
-        return self._tokenizer.piece(token) if token < self._tokenizer.vocab_size else f"<{token}>"
+        return self._reader.piece(token)
 
     @property
     def points(self) -> list[str]:
@@ -114,7 +109,7 @@ class Model:
 
         Raises CutawayError for what cannot be run: an empty or too long prompt, an id outside the vocabulary.
         """
-        return read_prompt(prompt, self.spec, lambda: self.tokenizer, self._pieces)
+        return self._reader.read(prompt)
 
     def trace(
         self,
@@ -304,13 +299,13 @@ class Model:
         """What `basic` and `settings` ask for, checked: what a `batch` takes. Raises CutawayError as `stream` does."""
         ids, told = self.prompt(prompt).ids, settings or {}
         refuse_encoder(self.spec)
-        made = make_request(self.spec, self._tokenizer, ids, told, basic)
+        made = make_request(self.spec, self._reader.tokenizer, ids, told, basic)
         return with_edits(made, told, self._edits(edits), self._machine)
 
     def batch(self, at_once: int = 8, waiting: int | None = None, retained: int = 0, *, shown: bool = False) -> Batch:
         """An empty running batch of this model, for requests that come and go (`generate.batch.Batch`)."""
         passes = Passes(self.engine, self.spec, self.parameters)
-        return Batch(passes, self._tokenizer, at_once=at_once, waiting=waiting, retained=retained, shown=shown)
+        return Batch(passes, self._reader.tokenizer, at_once=at_once, waiting=waiting, retained=retained, shown=shown)
 
     def merged(self, adapters: Any, scale: float = 1.0) -> "Model":
         """Another model on the same engine: this one with LoRA adapters in its weights, W + scale · B · A.
@@ -351,23 +346,20 @@ class Model:
             return request, batch.steps(batch.submit(request, cache=settings.get("cache") or None))
         refuse_shortcuts(request, settings)
         of_pass, request = parted(points, request, self.spec)
-        stepping = Stepping(self._machine, request.ids, Watching(of_pass, edits=edits), self._pieces)
-        return request, stepping.told(loop(stepping.advance, request, self._tokenizer, stepping.room))
+        stepping = Stepping(self._machine, request.ids, Watching(of_pass, edits=edits), self._reader.pieces)
+        return request, stepping.told(loop(stepping.advance, request, self._reader.tokenizer, stepping.room))
 
     def _edits(self, edits: Any) -> tuple[Edit, ...]:
         return read_adapters(read_edits(edits), self._checkpoint)
 
     @property
     def _machine(self) -> Machine:
-        piece = self.piece if self._tokenizer is not None else None
+        piece = self.piece if self._reader.tokenizer is not None else None
         return Machine(self.engine, self.spec, self.parameters, piece)
 
     @property
     def _scorer(self) -> Scorer:
-        def read(text: PromptLike) -> Prompt:
-            return read_prompt(text, self.spec, lambda: self.tokenizer, self._pieces, any_length=True)
-
-        return Scorer(self._machine, read, self._tokenizer)
+        return Scorer(self._machine, partial(self._reader.read, any_length=True), self._reader.tokenizer)
 
     def _asked(
         self,
@@ -383,6 +375,3 @@ class Model:
         told = fed(Given(prompt, types), self.spec, self.prompt)
         changed = self._edits(edits)
         return told.prompt, Watching(points, positions, heads, told.types, told.vectors, limit, spill, changed)
-
-    def _pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
-        return tuple(map(self.piece, ids))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import cutaway
 from cutaway import CutawayError
 from cutaway.generate import Limits, Request, Sampling, Step, finished, loop, sample
-from cutaway.model import Model
 from cutaway.spec.catalog import llama_like
 from cutaway.text.tokenizer import Tokenizer
+from cutaway.trace.prompts import Reader
 from random_models import GPT2, LLAMA, random_ids, random_model
 
 PROMPT = "<BOS> dragon drinks"
@@ -259,13 +259,13 @@ def test_a_stream_that_is_dropped_half_way_disturbs_nobody(toy):
 
 def test_how_tokens_read_is_looked_up_only_for_those_who_look(toy, monkeypatch):
     asked: list[int] = []
-    right = Model._pieces
+    right = Reader.pieces
 
     def counted(self, ids):
         asked.append(len(ids))
         return right(self, ids)
 
-    monkeypatch.setattr(Model, "_pieces", counted)
+    monkeypatch.setattr(Reader, "pieces", counted)
     plain = toy.generate(PROMPT, max_tokens=4, seed=1)
     assert asked == [3]  # the prompt
     watched = toy.generate(PROMPT, max_tokens=4, seed=1, points=["logits"])

@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import cutaway
 from cutaway import CutawayError
 from cutaway.engines import make_engine
+from cutaway.trace.prompts import Reader
 from cutaway.trace.score import Total
 from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
 
@@ -143,7 +144,7 @@ def test_a_token_that_means_another_is_refused(toy):
         def piece(self, token):
             return "wyvern" if token == 5 else tokenizer.piece(token)
 
-    other._tokenizer = Renamed()
+    other._reader = Reader(other.spec, Renamed())
     with pytest.raises(CutawayError, match="Token 5 is 'dragon' in toy and 'wyvern' in toy"):
         toy.score("<BOS> dragon", against=other)
 

@@ -52,36 +52,54 @@ def is_vectors(prompt: Any) -> bool:
     return isinstance(prompt, np.ndarray) and prompt.ndim == 2 and prompt.dtype.kind == "f"
 
 
-def read_prompt(
-    prompt: PromptLike,
-    spec: ModelSpec,
-    tokenizer: Callable[[], Tokenizer],
-    pieces: Callable[[Sequence[int]], Any],
-    *,
-    any_length: bool = False,
-) -> Prompt:
-    """What would be run for `prompt`. Raises CutawayError for what cannot be run.
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """How a model reads: its spec, and its tokenizer where it came with one."""
 
-    With `any_length` it may be longer than learned positions reach: it is then run in parts.
-    """
-    if isinstance(prompt, str):
-        encoding = tokenizer().explain(prompt)
-        ids, added, text = encoding.ids, encoding.reason, prompt
-        if not prompt or not ids:
-            raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
-    else:
-        ids, added, text = read_ids(prompt), "Nothing was added: the prompt was given as ids.", None
-        if not ids:
-            raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
-    for position, token in enumerate(ids):
-        if not 0 <= token < spec.vocab_size:
+    spec: ModelSpec
+    tokenizer: Tokenizer | None
+
+    def required(self) -> Tokenizer:
+        """The tokenizer. Raises CutawayError where the checkpoint came without one."""
+        if self.tokenizer is None:
             raise CutawayError(
-                f"Token id {token} at position {position} is outside the vocabulary of {spec.name}, "
-                f"which has ids 0 to {spec.vocab_size - 1}."
+                f"{self.spec.name} came without a tokenizer; give the prompt as a list of token ids, or put a "
+                "tokenizer.json beside its weights."
             )
-    if not any_length:
-        _refuse_too_long(len(ids), spec)
-    return Prompt(tuple(ids), tuple(pieces(ids)), added, text)
+        return self.tokenizer
+
+    def piece(self, token: int) -> str:
+        """How a token reads; by its number where the tokenizer knows it not, as in an embedding padded past it."""
+        if self.tokenizer is None:
+            return str(token)
+        return self.tokenizer.piece(token) if token < self.tokenizer.vocab_size else f"<{token}>"
+
+    def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
+        return tuple(map(self.piece, ids))
+
+    def read(self, prompt: PromptLike, *, any_length: bool = False) -> Prompt:
+        """What would be run for `prompt`. Raises CutawayError for what cannot be run.
+
+        With `any_length` it may be longer than learned positions reach: it is then run in parts.
+        """
+        if isinstance(prompt, str):
+            encoding = self.required().explain(prompt)
+            ids, added, text = encoding.ids, encoding.reason, prompt
+            if not prompt or not ids:
+                raise CutawayError("The prompt is empty; the model needs at least one token to predict what follows.")
+        else:
+            ids, added, text = read_ids(prompt), "Nothing was added: the prompt was given as ids.", None
+            if not ids:
+                raise CutawayError("The prompt is an empty list; the model needs at least one token id.")
+        for position, token in enumerate(ids):
+            if not 0 <= token < self.spec.vocab_size:
+                raise CutawayError(
+                    f"Token id {token} at position {position} is outside the vocabulary of {self.spec.name}, "
+                    f"which has ids 0 to {self.spec.vocab_size - 1}."
+                )
+        if not any_length:
+            _refuse_too_long(len(ids), self.spec)
+        return Prompt(tuple(ids), self.pieces(ids), added, text)
 
 
 def read_vectors(vectors: np.ndarray, spec: ModelSpec) -> tuple[Prompt, np.ndarray]:
