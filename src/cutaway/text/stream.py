@@ -2,10 +2,14 @@
 
 import codecs
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from cutaway.text.tokenizer import Tokenizer
+
+class Spells(Protocol):
+    """What a stream needs of a tokenizer."""
+
+    def contribution(self, id: int, *, at_start: bool, skip_special: bool = False) -> tuple[bytes, bool]:
+        """The bytes that `id` adds to a text, and whether the text still counts as not begun after it."""
 
 
 class TextStream:
@@ -15,7 +19,7 @@ class TextStream:
     together, the `flush` at the end included, are exactly `Tokenizer.decode` of all ids.
     """
 
-    def __init__(self, tokenizer: "Tokenizer", *, after: Sequence[int] = (), skip_special: bool = False) -> None:
+    def __init__(self, tokenizer: Spells, *, after: Sequence[int] = (), skip_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._at_start = True
