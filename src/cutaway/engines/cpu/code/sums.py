@@ -42,98 +42,68 @@ from cutaway.engines.cpu.processor import (
 _WIDE = ir.VectorType(ir.FloatType(), LANES)
 
 
-def _sums(n_left: int, n_right: int, woven: bool = False) -> Callable[..., dict[tuple[int, int], Any]]:
-    """Emit the sixteen sums of every pair of rows, each over `length` floats; they go on from those at `kept`, if any.
+_PASSES = range(0, LANES, PASS_LANES)  # a pass's first lane
 
-    Woven left rows stand sixteen numbers of each side by side, then the next sixteen of each, the last filled up with
-    zeros: one address reaches them all. What is given back are the places of the sums, by left and right row.
+
+def _walk(
+    builder: Any,
+    lefts: tuple[Any, Any, int],
+    rights: tuple[Any, Any, int],
+    length: Any,
+    first_lane: int,
+    begin_from: Callable[[int], Any] | None = None,
+) -> list[Any]:
+    """Emit PASS_LANES of the sums of every pair of rows, each over `length` floats; right rows change fastest.
+
+    Each side is its first row's address, the bytes from row to row (None where rows are woven), and how many rows.
+    Woven rows stand sixteen numbers of each side by side, then the next sixteen of each, the last filled up with
+    zeros: one address reaches them all. `begin_from` gives the sums so far.
     """
-    pairs = [(i, j) for i in range(n_left) for j in range(n_right)]
+    kind = ir.VectorType(ir.FloatType(), PASS_LANES)
+    pairs = [(i, j) for i in range(lefts[2]) for j in range(rights[2])]
+    zeros = ir.Constant(kind, [0.0] * PASS_LANES)
+    sums = [cgutils.alloca_once(builder, kind) for _ in pairs]
+    for k, place in enumerate(sums):
+        builder.store(zeros if begin_from is None else begin_from(k), place)
 
-    def emit(
-        builder: Any,
-        left: Any,
-        left_step: Any,
-        right: Any,
-        right_step: Any,
-        length: Any,
-        kept: Any = None,
-        resumed: Any = None,
-    ) -> dict[tuple[int, int], Any]:
-        between = I64(4 * LANES) if woven else left_step
-        lefts = [builder.gep(left, [builder.mul(between, I64(i))]) for i in range(n_left)]
-        rights = [builder.gep(right, [builder.mul(right_step, I64(j))]) for j in range(n_right)]
-        zeros = ir.Constant(_WIDE, [0.0] * LANES)
-        sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
-        for pair in pairs:  # also where this is emitted inside a loop
-            builder.store(zeros, sums[pair])
-        if resumed is not None:
-            with builder.if_then(builder.icmp_signed("!=", resumed, I64(0))):
-                for k, pair in enumerate(pairs):
-                    builder.store(load(builder, builder.gep(kept, [I64(4 * LANES * k)]), _WIDE), sums[pair])
+    def rows(side: tuple[Any, Any, int]) -> list[Any]:
+        first, step, count = side
+        begin = builder.gep(first, [I64(4 * first_lane)])
+        return [
+            builder.gep(begin, [I64(4 * LANES * i) if step is None else builder.mul(step, I64(i))])
+            for i in range(count)
+        ]
 
-        def add(a: list[Any], b: list[Any], sums: dict[tuple[int, int], Any]) -> None:
-            for i, j in pairs:
-                builder.store(fma(builder, a[i], b[j], builder.load(sums[i, j])), sums[i, j])
+    def add(a: list[Any], b: list[Any]) -> None:
+        for place, (i, j) in zip(sums, pairs, strict=True):
+            builder.store(fma(builder, a[i], b[j], builder.load(place)), place)
 
-        def walk(first_lane: int, width: int, into: dict[tuple[int, int], Any]) -> None:
-            kind = ir.VectorType(ir.FloatType(), width)
-            with cgutils.for_range(builder, builder.lshr(length, I64(4))) as loop:
-                offset = builder.add(builder.shl(loop.index, I64(6)), I64(4 * first_lane))  # 16 floats of 4 bytes
-                along = offset
-                if woven:
-                    along = builder.add(builder.mul(loop.index, I64(4 * LANES * n_left)), I64(4 * first_lane))
-                add(
-                    [load(builder, builder.gep(row, [along]), kind) for row in lefts],
-                    [load(builder, builder.gep(row, [offset]), kind) for row in rights],
-                    into,
-                )
-
-        if PASS_LANES == LANES:
-            walk(0, LANES, sums)
-        else:
-            kind = ir.VectorType(ir.FloatType(), PASS_LANES)
-            for first_lane in range(0, LANES, PASS_LANES):
-                part = {}  # these lanes of the sums, where they lie among the others
-                for pair, place in sums.items():
-                    lane = builder.gep(builder.bitcast(place, ir.FloatType().as_pointer()), [I32(first_lane)])
-                    part[pair] = cgutils.alloca_once(builder, kind)
-                    builder.store(load(builder, lane, kind), part[pair])
-                walk(first_lane, PASS_LANES, part)
-                for pair, place in sums.items():
-                    lane = builder.gep(builder.bitcast(place, ir.FloatType().as_pointer()), [I32(first_lane)])
-                    builder.store(builder.load(part[pair]), builder.bitcast(lane, kind.as_pointer()), align=4)
-        rest = builder.and_(length, I64(15))
-        with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
-            offset = builder.shl(builder.sub(length, rest), I64(2))
-            if woven:
-                along = builder.mul(offset, I64(n_left))
-                last = [load(builder, builder.gep(row, [along]), _WIDE) for row in lefts]
-            else:
-                last = [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in lefts]
-            add(
-                last,
-                [load_some(builder, builder.gep(row, [offset]), rest, _WIDE) for row in rights],
-                sums,
+    sides = [(rows(side), 4 * LANES * (side[2] if side[1] is None else 1)) for side in (lefts, rights)]
+    with cgutils.for_range(builder, builder.lshr(length, I64(4))) as loop:
+        add(
+            *(
+                [load(builder, builder.gep(row, [builder.mul(loop.index, I64(on))]), kind) for row in side]
+                for side, on in sides
             )
-        return sums
-
-    return emit
-
-
-def _dots(n_left: int, n_right: int) -> Callable[..., list[list[Any]]]:
-    """Emit the dot products of all pairs of rows, each over `length` floats."""
-
-    def emit(builder: Any, *rows: Any) -> list[list[Any]]:
-        sums = _sums(n_left, n_right)(builder, *rows)
-        return _totals(builder, sums, n_left, n_right)
-
-    return emit
+        )
+    rest = builder.and_(length, I64(LANES - 1))
+    with builder.if_then(builder.icmp_signed(">", rest, I64(first_lane)), likely=False):
+        here, whole = builder.sub(rest, I64(first_lane)), builder.lshr(length, I64(4))
+        ends = []
+        for (some, on), (_, step, _) in zip(sides, (lefts, rights), strict=True):
+            places = [builder.gep(row, [builder.mul(whole, I64(on))]) for row in some]
+            ends.append([load(builder, p, kind) if step is None else load_some(builder, p, here, kind) for p in places])
+        add(*ends)
+    return [builder.load(place) for place in sums]
 
 
-def _totals(builder: Any, sums: dict[tuple[int, int], Any], n_left: int, n_right: int) -> list[list[Any]]:
-    totals = [lane_sums(builder, [builder.load(sums[i, j]) for i in range(n_left)]) for j in range(n_right)]
-    return [[totals[j][i] for j in range(n_right)] for i in range(n_left)]
+def _joined(builder: Any, parts: list[Any]) -> Any:
+    """The sixteen sums of a pair from those of its passes."""
+    while len(parts) > 1:
+        width = parts[0].type.count
+        both = lanes(list(range(2 * width)))
+        parts = [builder.shuffle_vector(parts[i], parts[i + 1], both) for i in range(0, len(parts), 2)]
+    return parts[0]
 
 
 def lane_sums(builder: Any, vectors: list[Any]) -> list[Any]:
@@ -172,74 +142,96 @@ def _added(builder: Any, one: Any, other: Any, first: list[int], second: list[in
 @operation(types.float32, ADDRESS, ADDRESS, types.int64)
 def dot(builder: Any, left: Any, right: Any, length: Any) -> Any:
     """The dot product of two rows of `length` floats."""
-    return _dots(1, 1)(builder, left, I64(0), right, I64(0), length)[0][0]
+    parts = [_walk(builder, (left, I64(0), 1), (right, I64(0), 1), length, first)[0] for first in _PASSES]
+    return lane_sum(builder, _joined(builder, parts))
 
 
-def _stored_dots(n_left: int, n_right: int) -> Any:
+def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = False) -> Any:
     """An operation: the dot products of `n_left` rows with `n_right`, each with exactly the bits of `dot`.
 
-    Its arguments: left, its bytes from row to row, right, its bytes from row to row, length, out, and the bytes
-    from result to result of the next left row and of the next right row.
-    """
-
-    @operation(types.void, ADDRESS, types.int64, ADDRESS, types.int64, types.int64, ADDRESS, types.int64, types.int64)
-    def store_dots(
-        builder: Any,
-        left: Any,
-        left_step: Any,
-        right: Any,
-        right_step: Any,
-        length: Any,
-        out: Any,
-        left_out: Any,
-        right_out: Any,
-    ) -> Any:
-        totals = _dots(n_left, n_right)(builder, left, left_step, right, right_step, length)
-        single = ir.FloatType().as_pointer()
-        for i, row in enumerate(totals):
-            for j, value in enumerate(row):
-                offset = builder.add(builder.mul(left_out, I64(i)), builder.mul(right_out, I64(j)))
-                builder.store(value, builder.bitcast(builder.gep(out, [offset]), single), align=4)
-        return ir.Constant(I8.as_pointer(), None)
-
-    return store_dots
-
-
-def _stretches(n_left: int, n_right: int) -> Any:
-    """An operation: a stretch of long dot products, or the whole of short ones, each with the bits of `dot`.
-
     Its arguments: left, its bytes from row to row where they are not woven, right, its bytes from row to row, the
-    stretch's length; where the sums so far are kept, whether there are any (else they begin at zero), whether more is
-    to come (then the sums are kept, not added up); out, and the bytes from result to result of the next right row.
+    length; out, and the bytes from result to result of the next right row (those of the next left row lie beside one
+    another). In stretches also: where the sums so far are kept, whether there are any (else they begin at zero), and
+    whether more is to come (then the sums are kept, not added up).
+
+    It is a function of its own, which is called: that way all registers are its own.
     """
-    whole = types.int64
+    pointer, whole = I8.as_pointer(), I64
+    given = [pointer, whole, pointer, whole, whole, pointer, whole, *([pointer, whole, whole] if in_stretches else [])]
+    name = f"cutaway_tile_{n_left}_{n_right}" + "_woven" * woven + "_stretch" * in_stretches
 
-    @operation(types.void, ADDRESS, whole, ADDRESS, whole, whole, ADDRESS, whole, whole, ADDRESS, whole)
-    def stretch(builder: Any, *given: Any) -> Any:
-        *rows, kept, resumed, unfinished, out, right_out = given
-        sums = _sums(n_left, n_right, WEAVES)(builder, *rows, kept, resumed)
-        single = ir.FloatType().as_pointer()
-        with builder.if_else(builder.icmp_signed("!=", unfinished, I64(0))) as (more, done):
-            with more:
-                for k, place in enumerate(sums.values()):
-                    target = builder.bitcast(builder.gep(kept, [I64(4 * LANES * k)]), _WIDE.as_pointer())
-                    builder.store(builder.load(place), target, align=4)
-            with done:
-                for i, row in enumerate(_totals(builder, sums, n_left, n_right)):
-                    for j, value in enumerate(row):
-                        offset = builder.add(builder.mul(right_out, I64(j)), I64(4 * i))
-                        builder.store(value, builder.bitcast(builder.gep(out, [offset]), single), align=4)
-        return ir.Constant(I8.as_pointer(), None)
+    def function(module: Any) -> Any:
+        found = module.globals.get(name)
+        if found is None:
+            found = ir.Function(module, ir.FunctionType(ir.VoidType(), given), name)
+            found.linkage = "internal"
+            found.attributes.add("noinline")
+            found.attributes.add("nounwind")
+            _emit_tile(ir.IRBuilder(found.append_basic_block("entry")), found.args, n_left, n_right, woven)
+        return found
 
-    return stretch
+    kinds = [ADDRESS if kind is pointer else types.int64 for kind in given]
 
+    @operation(types.void, *kinds)
+    def tile(builder: Any, *values: Any) -> Any:
+        builder.call(function(builder.module), values)
+        return ir.Constant(pointer, None)
 
-_tile_stretch = _stretches(TILE_LEFT, TILE_RIGHT)
-_column_stretch = _stretches(TILE_LEFT, 1)
+    return tile
 
 
-_tile_dots = _stored_dots(TILE_LEFT, TILE_RIGHT)
-_column_dots = _stored_dots(TILE_LEFT, 1)
+def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool) -> None:
+    left, left_step, right, right_step, length, out, right_out, *stretch = given
+    lefts, rights = (left, None if woven else left_step, n_left), (right, right_step, n_right)
+    kind = ir.VectorType(ir.FloatType(), PASS_LANES)
+    count = n_left * n_right
+
+    def slot(base: Any, first: int, k: int) -> Any:
+        return builder.gep(base, [I64(4 * (k * LANES + first))])
+
+    def put(base: Any, first: int, sums: list[Any]) -> None:
+        for k, value in enumerate(sums):
+            builder.store(value, builder.bitcast(slot(base, first, k), kind.as_pointer()), align=4)
+
+    room = builder.alloca(_WIDE, count)
+    room.align = 4 * LANES
+    here, keeps = builder.bitcast(room, I8.as_pointer()), None
+    begin_from: Any = None
+    if stretch:
+        kept, resumed, unfinished = stretch
+        resumed, keeps = (builder.icmp_signed("!=", flag, I64(0)) for flag in (resumed, unfinished))
+        here = builder.select(keeps, kept, here)
+    for first in _PASSES:
+        if stretch:
+            start = [cgutils.alloca_once_value(builder, ir.Constant(kind, [0.0] * PASS_LANES)) for _ in range(count)]
+            with builder.if_then(resumed):
+                for k, place in enumerate(start):
+                    builder.store(load(builder, slot(kept, first, k), kind), place)
+            values = [builder.load(place) for place in start]
+            begin_from = values.__getitem__
+        sums = _walk(builder, lefts, rights, length, first, begin_from)
+        if first != _PASSES[-1]:
+            put(here, first, sums)
+    if keeps is not None:
+        with builder.if_then(keeps):
+            put(kept, _PASSES[-1], sums)
+            builder.ret_void()
+    wide = [
+        _joined(builder, [*(load(builder, slot(here, first, k), kind) for first in _PASSES[:-1]), value])
+        for k, value in enumerate(sums)
+    ]
+    single = ir.FloatType().as_pointer()
+    for j in range(n_right):
+        for i, value in enumerate(lane_sums(builder, wide[j::n_right])):
+            offset = builder.add(builder.mul(right_out, I64(j)), I64(4 * i))
+            builder.store(value, builder.bitcast(builder.gep(out, [offset]), single), align=4)
+    builder.ret_void()
+
+
+_tile_dots = _tile(TILE_LEFT, TILE_RIGHT)
+_column_dots = _tile(TILE_LEFT, 1)
+_tile_stretch = _tile(TILE_LEFT, TILE_RIGHT, WEAVES, in_stretches=True)
+_column_stretch = _tile(TILE_LEFT, 1, WEAVES, in_stretches=True)
 
 
 @register_jitable
@@ -263,10 +255,10 @@ def dots_of_group(
     while n_left == TILE_LEFT and at < n_right:
         rights, target = right + at * right_step, out + at * right_out
         if n_right - at >= TILE_RIGHT:
-            _tile_dots(left, left_step, rights, right_step, length, target, 4, right_out)
+            _tile_dots(left, left_step, rights, right_step, length, target, right_out)
             at += TILE_RIGHT
         else:
-            _column_dots(left, left_step, rights, right_step, length, target, 4, right_out)
+            _column_dots(left, left_step, rights, right_step, length, target, right_out)
             at += 1
     while at < n_right:
         for i in range(n_left):
@@ -306,9 +298,9 @@ def long_dots_of_group(
                 sums = kept + (at * tiles + tile * n_here) * KEPT_BYTES
                 target = out + (at * right_out + 4 * TILE_LEFT * tile)
                 if n_here == TILE_RIGHT:
-                    _tile_stretch(lefts, padded, rights, step, here, sums, resumed, unfinished, target, right_out)
+                    _tile_stretch(lefts, padded, rights, step, here, target, right_out, sums, resumed, unfinished)
                 else:
-                    _column_stretch(lefts, padded, rights, step, here, sums, resumed, unfinished, target, right_out)
+                    _column_stretch(lefts, padded, rights, step, here, target, right_out, sums, resumed, unfinished)
             at += n_here
         begin += here
 
