@@ -35,11 +35,15 @@ def machine_code(source: str, *constants: str) -> int:
 
 @cache
 def _provide_halves() -> np.ndarray:
-    """A table for kernels: to look a scale up takes no arithmetic, to convert it takes a tenth of a block's."""
+    """A table for kernels, of each half as a single, and a sixteenth of it.
+
+    To look a scale up takes no arithmetic, to convert it takes a tenth of a block's.
+    """
     import llvmlite.binding as llvm
 
     with np.errstate(invalid="ignore"):
-        table = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+        halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
+        table = np.stack((halves, halves / np.float32(16)), axis=1)
     llvm.add_symbol(HALVES, table.ctypes.data)
     return table
 

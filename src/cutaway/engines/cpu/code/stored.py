@@ -52,12 +52,23 @@ class Stored:
 
     def half(self, offset: int) -> Any:
         """One float16, as float32."""
+        return self._half_times(offset, 0)
+
+    def scale(self, offset: int) -> tuple[Any, Any]:
+        """One float16, as float32, and a sixteenth of it: for numbers of four bits that stand in upper halves."""
+        whole = self.half(offset)
+        if not self._looks_up:
+            return whole, self._builder.fmul(whole, _SINGLE(1 / 16))
+        return whole, self._half_times(offset, 1)
+
+    def _half_times(self, offset: int, which: int) -> Any:
         bits = self._load(offset, I16)
         if not self._looks_up:
             return half_to_single(self._builder, self._builder.zext(bits, I32))
-        module, kind = self._builder.module, ir.ArrayType(_SINGLE, 1 << 16)
+        module, kind = self._builder.module, ir.ArrayType(ir.ArrayType(_SINGLE, 2), 1 << 16)
         table = module.globals.get(HALVES) or cgutils.add_global_variable(module, kind, HALVES)
-        return self._builder.load(self._builder.gep(table, [_WORD(0), self._builder.zext(bits, _WORD)]))
+        place = self._builder.gep(table, [_WORD(0), self._builder.zext(bits, _WORD), _WORD(which)])
+        return self._builder.load(place)
 
     def two_halves(self, offset: int) -> tuple[Any, Any]:
         """Two float16 side by side, as float32."""
@@ -130,23 +141,29 @@ class Stored:
         lower = self._builder.sub(numbers, lanes([taken] * LANES)) if taken else numbers
         return self._builder.sitofp(lower, FLOAT_LANES)
 
-    def levels(self, count: int, taken: int, factor: Any, offset: Any = None) -> Callable[..., Any]:
+    def levels(
+        self, count: int, taken: int, factor: Any, offset: Any = None, sixteenth: Any = None
+    ) -> Callable[..., Any]:
         """How numbers of four or five bits (`count` of them) become weights: (q − taken) · factor (+ offset).
 
         With an offset there is one rounding. What is given back makes sixteen weights of sixteen bytes: of their lower
         halves or, with `half` 1, of their upper; of five bits, `unset` says in which lanes the fifth is 0.
+        `sixteenth` of the factor is worked out where it is not given.
         """
         build, scale = self._builder, splat(self._builder, factor)
+        if taken:  # the product and the difference are exact: 11 bits of the factor, and five
+            offset = build.fmul(factor, _SINGLE(-taken))
+        added = None if offset is None else splat(build, offset)
 
         def value(numbers: Any, scale: Any = scale) -> Any:
-            return build.fmul(numbers, scale) if offset is None else fma(build, numbers, scale, splat(build, offset))
+            return build.fmul(numbers, scale) if added is None else fma(build, numbers, scale, added)
 
         def halves(packed: Any, half: int) -> Any:
             return build.lshr(packed, lanes([4] * LANES)) if half else packed
 
         if _LOOKS_UP:
             tables = [
-                value(lanes([float(level - taken) for level in range(first, first + LANES)], _SINGLE))
+                value(lanes([float(level) for level in range(first, first + LANES)], _SINGLE))
                 for first in range(0, count, LANES)
             ]
 
@@ -158,14 +175,14 @@ class Stored:
 
         def worked_out(packed: Any, half: int, unset: Any = None) -> Any:
             if unset is None and half:  # as they stand: sixteen times the number, and a sixteenth of the scale
-                numbers = build.sub(build.and_(packed, lanes([240] * LANES)), lanes([16 * taken] * LANES))
-                share = build.fmul(scale, lanes([1 / 16] * LANES, _SINGLE))
-                return value(build.sitofp(numbers, FLOAT_LANES), share)
+                share = build.fmul(factor, _SINGLE(1 / 16)) if sixteenth is None else sixteenth
+                numbers = build.and_(packed, lanes([240] * LANES))
+                return value(build.sitofp(numbers, FLOAT_LANES), splat(build, share))
             numbers = build.and_(halves(packed, half), lanes([15] * LANES))
             if unset is not None:
                 numbers = build.add(numbers, lanes([16] * LANES))
                 numbers = build.sub(numbers, build.and_(build.sext(unset, INT_LANES), lanes([16] * LANES)))
-            return value(build.sitofp(build.sub(numbers, lanes([taken] * LANES)), FLOAT_LANES))
+            return value(build.sitofp(numbers, FLOAT_LANES))
 
         return worked_out
 
@@ -260,13 +277,15 @@ def _bf16(b: Stored) -> Iterator[Any]:
 
 
 def _q4_0(b: Stored) -> Iterator[Any]:
-    packed, weights = b.bytes(2), b.levels(16, 8, b.half(0))
+    scale, sixteenth = b.scale(0)
+    packed, weights = b.bytes(2), b.levels(16, 8, scale, sixteenth=sixteenth)
     for half in range(2):
         yield weights(packed, half)
 
 
 def _q4_1(b: Stored) -> Iterator[Any]:
-    packed, weights = b.bytes(4), b.levels(16, 0, *b.two_halves(0))
+    scale, sixteenth = b.scale(0)
+    packed, weights = b.bytes(4), b.levels(16, 0, scale, b.half(2), sixteenth)
     for half in range(2):
         yield weights(packed, half)
 

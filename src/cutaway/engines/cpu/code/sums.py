@@ -97,7 +97,7 @@ def _walk(
     return [builder.load(place) for place in sums]
 
 
-def _joined(builder: Any, parts: list[Any]) -> Any:
+def joined(builder: Any, parts: list[Any]) -> Any:
     """The sixteen sums of a pair from those of its passes."""
     while len(parts) > 1:
         width = parts[0].type.count
@@ -143,7 +143,7 @@ def _added(builder: Any, one: Any, other: Any, first: list[int], second: list[in
 def dot(builder: Any, left: Any, right: Any, length: Any) -> Any:
     """The dot product of two rows of `length` floats."""
     parts = [_walk(builder, (left, I64(0), 1), (right, I64(0), 1), length, first)[0] for first in _PASSES]
-    return lane_sum(builder, _joined(builder, parts))
+    return lane_sum(builder, joined(builder, parts))
 
 
 def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = False) -> Any:
@@ -217,7 +217,7 @@ def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool)
             put(kept, _PASSES[-1], sums)
             builder.ret_void()
     wide = [
-        _joined(builder, [*(load(builder, slot(here, first, k), kind) for first in _PASSES[:-1]), value])
+        joined(builder, [*(load(builder, slot(here, first, k), kind) for first in _PASSES[:-1]), value])
         for k, value in enumerate(sums)
     ]
     single = ir.FloatType().as_pointer()

@@ -6,6 +6,7 @@ the weights' bytes, read once, are all that counts, so the bytes to come are als
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -14,7 +15,7 @@ from numba.core import cgutils
 
 from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu.code.stored import ONE, VECTORS, Stored, block_of
-from cutaway.engines.cpu.code.sums import lane_sums
+from cutaway.engines.cpu.code.sums import joined, lane_sums
 from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
     AHEAD,
@@ -24,11 +25,12 @@ from cutaway.engines.cpu.code.vectors import (
     LINE,
     fetch,
     fma,
+    lanes,
     load,
     load_some,
     operation,
 )
-from cutaway.engines.cpu.processor import LANES, has
+from cutaway.engines.cpu.processor import LANES, PASS_LANES, has
 
 
 @operation(types.void, ADDRESS, ADDRESS, types.int64, types.int64, constants=1)
@@ -104,7 +106,12 @@ def _left_at_once(n_right: int) -> int:
     """Stored rows read side by side: enough sums at once to keep the processor busy, no more than its registers."""
     if has("avx512f"):
         return 4 if n_right <= 3 else 2
-    return 2 if n_right == 1 else 1
+    return 2 if n_right <= 3 else 1
+
+
+def _lanes_at_once(n_right: int) -> int:
+    """Lanes that are summed in one pass over a stored row: of many rows of x, as many as the registers hold."""
+    return LANES if n_right == 1 else PASS_LANES
 
 
 def _few_dots(
@@ -127,37 +134,50 @@ def _few_dots(
     step = builder.mul(width, I64(4))
     chosen = [I64(0)] + [_least(builder, I64(j), builder.sub(n_x, I64(1))) for j in range(1, n_right)]
     xs = [builder.gep(x, [builder.mul(j, step)]) for j in chosen]
-    zeros = ir.Constant(FLOAT_LANES, [0.0] * LANES)
-    sums = [[cgutils.alloca_once_value(builder, zeros) for _ in xs] for _ in rows]
-    for place in (place for row in sums for place in row):  # an alloca is set once, this is emitted in a loop
-        builder.store(zeros, place)
+    lanes_at_once = _lanes_at_once(n_right)
+    lane_kind = ir.VectorType(ir.FloatType(), lanes_at_once)
+    parts: list[list[list[Any]]] = [[[] for _ in xs] for _ in rows]  # of each pair's sums, a pass's lanes each
+    for first_lane in range(0, LANES, lanes_at_once):
+        zeros = ir.Constant(lane_kind, [0.0] * lanes_at_once)
+        sums = [[cgutils.alloca_once(builder, lane_kind) for _ in xs] for _ in rows]
+        for place in (place for row in sums for place in row):
+            builder.store(zeros, place)
 
-    def add(row: int, vector: Any, factors: list[Any]) -> None:
-        for factor, total in zip(factors, sums[row], strict=True):
-            builder.store(fma(builder, vector, factor, builder.load(total)), total)
-
-    with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
-        begin = builder.mul(loop.index, I64(4 * weights))
-        for i, row in enumerate(rows):  # one after another: side by side, their vectors would not fit the registers
-            place = builder.gep(row, [builder.mul(loop.index, I64(size))])
-            for ahead in range(AHEAD, AHEAD + size, LINE):
-                fetch(builder, builder.gep(place, [I64(ahead)]))
-            for k, vector in enumerate(VECTORS[kind](Stored(builder, place, looks_up=True))):
-                offset = builder.add(begin, I64(4 * LANES * k))
-                add(i, vector, [load(builder, builder.gep(one, [offset]), FLOAT_LANES) for one in xs])
-    if BLOCKS[kind].weights == 1:
-        rest = builder.and_(width, I64(LANES - 1))
-        offset = builder.mul(builder.sub(width, rest), I64(4))
-        with builder.if_then(builder.icmp_signed(">", rest, I64(0)), likely=False):
-            for i, row in enumerate(rows):
-                ends = [load_some(builder, builder.gep(one, [offset]), rest, FLOAT_LANES) for one in xs]
-                add(i, _end_of_row(builder, kind, row, width), ends)
+        with cgutils.for_range(builder, builder.udiv(width, I64(weights))) as loop:
+            begin = builder.mul(loop.index, I64(4 * weights))
+            for i, row in enumerate(rows):  # one after another: side by side, their vectors would not fit the registers
+                place = builder.gep(row, [builder.mul(loop.index, I64(size))])
+                for ahead in range(AHEAD, AHEAD + size, LINE) if first_lane == 0 else ():
+                    fetch(builder, builder.gep(place, [I64(ahead)]))
+                for k, vector in enumerate(VECTORS[kind](Stored(builder, place, looks_up=True))):
+                    offset = builder.add(begin, I64(4 * (LANES * k + first_lane)))
+                    factors = [load(builder, builder.gep(one, [offset]), lane_kind) for one in xs]
+                    _add_products(builder, vector, first_lane, factors, sums[i])
+        if BLOCKS[kind].weights == 1:
+            rest = builder.and_(width, I64(LANES - 1))
+            offset = builder.mul(builder.add(builder.sub(width, rest), I64(first_lane)), I64(4))
+            with builder.if_then(builder.icmp_signed(">", rest, I64(first_lane)), likely=False):
+                here = builder.sub(rest, I64(first_lane))
+                for i, row in enumerate(rows):
+                    ends = [load_some(builder, builder.gep(one, [offset]), here, lane_kind) for one in xs]
+                    _add_products(builder, _end_of_row(builder, kind, row, width), first_lane, ends, sums[i])
+        for i, j in product(range(n_left), range(n_right)):
+            parts[i][j].append(builder.load(sums[i][j]))
     for j, place in enumerate(chosen):
-        totals = lane_sums(builder, [builder.load(row[j]) for row in sums])
+        totals = lane_sums(builder, [joined(builder, row[j]) for row in parts])
         target = builder.gep(out, [builder.add(builder.mul(place, out_step), builder.mul(first, I64(4)))])
         for i, value in enumerate(totals):
             pointer = builder.bitcast(builder.gep(target, [I64(4 * i)]), ir.FloatType().as_pointer())
             builder.store(value, pointer, align=4)
+
+
+def _add_products(builder: Any, vector: Any, first_lane: int, factors: list[Any], sums: list[Any]) -> None:
+    """Add some lanes of a vector, times each of the factors, to the factor's sums."""
+    count = factors[0].type.count
+    if count < LANES:
+        vector = builder.shuffle_vector(vector, vector, lanes(list(range(first_lane, first_lane + count))))
+    for factor, total in zip(factors, sums, strict=True):
+        builder.store(fma(builder, vector, factor, builder.load(total)), total)
 
 
 def _left_over(builder: Any, kind: str, row: Any, width: Any) -> Iterator[tuple[Any, Any]]:
