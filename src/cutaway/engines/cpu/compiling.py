@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cutaway.engines.cpu.processor import ENTRY, HALVES, name_and_features
+from cutaway.engines.cpu.processor import ENTRY, HALVES, OF_A_HALF, name_and_features
 from cutaway.errors import CutawayError
 from cutaway.places import cache_folder
 
@@ -35,7 +35,7 @@ def machine_code(source: str, *constants: str) -> int:
 
 @cache
 def _provide_halves() -> np.ndarray:
-    """A table for kernels, of each half as a single, and a sixteenth of it.
+    """A table for kernels, of each half as a single and of what else OF_A_HALF says.
 
     To look a scale up takes no arithmetic, to convert it takes a tenth of a block's.
     """
@@ -43,7 +43,7 @@ def _provide_halves() -> np.ndarray:
 
     with np.errstate(invalid="ignore"):
         halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16).astype(np.float32)
-        table = np.stack((halves, halves / np.float32(16)), axis=1)
+        table = np.stack([halves / np.float32(16**power) for power in range(OF_A_HALF)], axis=1)
     llvm.add_symbol(HALVES, table.ctypes.data)
     return table
 

@@ -27,7 +27,8 @@ def has(feature: str) -> bool:
 
 
 ENTRY = "cutaway_kernel"  # the one symbol of a kernel's object file that others call
-HALVES = "cutaway_halves"  # the one thing outside that a kernel refers to: every half as a single, and a sixteenth of it
+HALVES = "cutaway_halves"  # the one thing outside that a kernel refers to: every half as a single, by its bits
+OF_A_HALF = 1 if has("avx512f") else 2  # numbers of that table for each half: itself, and a sixteenth where it is used
 LANES = 16  # numbers of a vector: one AVX-512 register, two of AVX2, four of NEON; also the sums of a dot product
 
 

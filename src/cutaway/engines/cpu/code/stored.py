@@ -28,7 +28,7 @@ from cutaway.engines.cpu.code.vectors import (
     load,
     splat,
 )
-from cutaway.engines.cpu.processor import HALVES, LANES, has
+from cutaway.engines.cpu.processor import HALVES, LANES, OF_A_HALF, has
 
 _SINGLE, _WORD = ir.FloatType(), ir.IntType(64)
 # Sixteen numbers fit one register: a block's sixteen values are worked out once, and looked up by one instruction.
@@ -57,15 +57,15 @@ class Stored:
     def scale(self, offset: int) -> tuple[Any, Any]:
         """One float16, as float32, and a sixteenth of it: for numbers of four bits that stand in upper halves."""
         whole = self.half(offset)
-        if not self._looks_up:
-            return whole, self._builder.fmul(whole, _SINGLE(1 / 16))
-        return whole, self._half_times(offset, 1)
+        if self._looks_up and OF_A_HALF > 1:
+            return whole, self._half_times(offset, 1)
+        return whole, self._builder.fmul(whole, _SINGLE(1 / 16))
 
     def _half_times(self, offset: int, which: int) -> Any:
         bits = self._load(offset, I16)
         if not self._looks_up:
             return half_to_single(self._builder, self._builder.zext(bits, I32))
-        module, kind = self._builder.module, ir.ArrayType(ir.ArrayType(_SINGLE, 2), 1 << 16)
+        module, kind = self._builder.module, ir.ArrayType(ir.ArrayType(_SINGLE, OF_A_HALF), 1 << 16)
         table = module.globals.get(HALVES) or cgutils.add_global_variable(module, kind, HALVES)
         place = self._builder.gep(table, [_WORD(0), self._builder.zext(bits, _WORD), _WORD(which)])
         return self._builder.load(place)
@@ -151,19 +151,24 @@ class Stored:
         `sixteenth` of the factor is worked out where it is not given.
         """
         build, scale = self._builder, splat(self._builder, factor)
-        if taken:  # the product and the difference are exact: 11 bits of the factor, and five
-            offset = build.fmul(factor, _SINGLE(-taken))
+        if taken and self._looks_up and not _LOOKS_UP:
+            # q · factor − taken · factor, at once: exact, for the factor has 11 bits and the numbers five. Of a zero
+            # the sign is lost, which a sum cannot tell, and an infinite factor gives only NaN.
+            taken, offset = 0, build.fmul(factor, _SINGLE(-taken))
         added = None if offset is None else splat(build, offset)
 
         def value(numbers: Any, scale: Any = scale) -> Any:
             return build.fmul(numbers, scale) if added is None else fma(build, numbers, scale, added)
+
+        def less(numbers: Any, taken: int) -> Any:
+            return build.sub(numbers, lanes([taken] * LANES)) if taken else numbers
 
         def halves(packed: Any, half: int) -> Any:
             return build.lshr(packed, lanes([4] * LANES)) if half else packed
 
         if _LOOKS_UP:
             tables = [
-                value(lanes([float(level) for level in range(first, first + LANES)], _SINGLE))
+                value(lanes([float(level - taken) for level in range(first, first + LANES)], _SINGLE))
                 for first in range(0, count, LANES)
             ]
 
@@ -176,13 +181,13 @@ class Stored:
         def worked_out(packed: Any, half: int, unset: Any = None) -> Any:
             if unset is None and half:  # as they stand: sixteen times the number, and a sixteenth of the scale
                 share = build.fmul(factor, _SINGLE(1 / 16)) if sixteenth is None else sixteenth
-                numbers = build.and_(packed, lanes([240] * LANES))
+                numbers = less(build.and_(packed, lanes([240] * LANES)), 16 * taken)
                 return value(build.sitofp(numbers, FLOAT_LANES), splat(build, share))
             numbers = build.and_(halves(packed, half), lanes([15] * LANES))
             if unset is not None:
                 numbers = build.add(numbers, lanes([16] * LANES))
                 numbers = build.sub(numbers, build.and_(build.sext(unset, INT_LANES), lanes([16] * LANES)))
-            return value(build.sitofp(numbers, FLOAT_LANES))
+            return value(build.sitofp(less(numbers, taken), FLOAT_LANES))
 
         return worked_out
 
