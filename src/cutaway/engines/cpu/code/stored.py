@@ -1,4 +1,4 @@
-"""Stored weights as vectors, inside a kernel that is being emitted: exactly the values of `blocks.dequantise`.
+"""The words in which `formats.py` says how stored bytes become weights, inside a kernel that is being emitted.
 
 Each format is one generator that yields a block's weights, sixteen at a time and in their order, as LLVM values;
 whoever asks stores them or multiplies them at once (both in `unpack.py`). A plain format (F32, F16, BF16, F64)
@@ -15,7 +15,6 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils
 
-from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu.code.vectors import (
     FLOAT_LANES,
     I8,
@@ -32,7 +31,13 @@ from cutaway.engines.cpu.processor import HALVES, LANES, OF_A_HALF, has
 
 _SINGLE, _WORD = ir.FloatType(), ir.IntType(64)
 # Sixteen numbers fit one register: a block's sixteen values are worked out once, and looked up by one instruction.
-_LOOKS_UP = has("avx512f")
+LOOKS_UP = has("avx512f")
+_THROUGH_MEMORY = has("avx2") and not LOOKS_UP
+_BYTES = ir.VectorType(I8, 32)
+
+
+def _bytes(values: list[int]) -> ir.Constant:
+    return lanes([value - 256 if value > 127 else value for value in values], I8)
 
 
 class Stored:
@@ -151,7 +156,7 @@ class Stored:
         `sixteenth` of the factor is worked out where it is not given.
         """
         build, scale = self._builder, splat(self._builder, factor)
-        if taken and self._looks_up and not _LOOKS_UP:
+        if taken and self._looks_up and not LOOKS_UP:
             # q · factor − taken · factor, at once: exact, for the factor has 11 bits and the numbers five. Of a zero
             # the sign is lost, which a sum cannot tell, and an infinite factor gives only NaN.
             taken, offset = 0, build.fmul(factor, _SINGLE(-taken))
@@ -166,7 +171,7 @@ class Stored:
         def halves(packed: Any, half: int) -> Any:
             return build.lshr(packed, lanes([4] * LANES)) if half else packed
 
-        if _LOOKS_UP:
+        if LOOKS_UP:
             tables = [
                 value(lanes([float(level - taken) for level in range(first, first + LANES)], _SINGLE))
                 for first in range(0, count, LANES)
@@ -203,26 +208,58 @@ class Stored:
         chosen = self._builder.and_(numbers, lanes([1 << bit if bit < 31 else -(1 << 31) for bit in masks]))
         return self._builder.icmp_signed("==", chosen, lanes([0] * LANES))
 
-    def fives(self, offset: int, taken: int) -> Iterator[Any]:
-        """32 numbers of five bits, less `taken`, as int32: put together as bytes, thirty-two at a time."""
+    def thirty_two(self, offset: int) -> Any:
+        """32 bytes, as bytes: small numbers are put together sooner than each has a lane of its own."""
+        return self._load(offset, _BYTES)
+
+    def both_halves(self, offset: int) -> Any:
+        """32 bytes: the lower halves of sixteen, and then their upper halves."""
+        packed = self._load(offset, ir.VectorType(I8, LANES))
+        upper = self._builder.lshr(packed, _bytes([4] * LANES))
+        lower = self._builder.and_(packed, _bytes([15] * LANES))
+        return self._builder.shuffle_vector(lower, upper, lanes(list(range(32))))
+
+    def masked(self, numbers: Any, mask: int, shift: int = 0) -> Any:
+        """Of 32 bytes, (number << shift) & mask; a negative shift is one to the right."""
+        if shift:
+            move = self._builder.shl if shift > 0 else self._builder.lshr
+            numbers = move(numbers, _bytes([abs(shift)] * 32))
+        return self._builder.and_(numbers, _bytes([mask] * 32))
+
+    def either(self, one: Any, other: Any) -> Any:
+        """one | other"""
+        return self._builder.or_(one, other)
+
+    def fifths(self, offset: int, unset: int, set_: int) -> Any:
+        """32 bytes: one or the other number (one of them 0), by the bits of a 32-bit word."""
+        build, word = self._builder, self._load(offset, ir.VectorType(I8, 4))
+        each = build.shuffle_vector(word, word, lanes([i // 8 for i in range(32)]))
+        bits = build.and_(each, _bytes([1 << i % 8 for i in range(32)]))
+        alike = build.icmp_signed("==", bits, _bytes([0] * 32 if unset else [1 << i % 8 for i in range(32)]))
+        return build.and_(build.sext(alike, _BYTES), _bytes([unset or set_] * 32))
+
+    def widened(self, numbers: Any, taken: int = 0) -> Iterator[Any]:
+        """32 signed bytes, less `taken`, as float32, sixteen at a time."""
         build = self._builder
-
-        def constant(values: list[int]) -> ir.Constant:
-            return lanes([value - 256 if value > 127 else value for value in values], I8)
-
-        packed, word = self._load(offset + 4, ir.VectorType(I8, LANES)), self._load(offset, ir.VectorType(I8, 4))
-        upper = build.lshr(packed, constant([4] * LANES))
-        four = build.shuffle_vector(build.and_(packed, constant([15] * LANES)), upper, lanes(list(range(32))))
-        bits = build.and_(
-            build.shuffle_vector(word, word, lanes([i // 8 for i in range(32)])),
-            constant([1 << i % 8 for i in range(32)]),
-        )
-        unset = build.sext(build.icmp_signed("==", bits, constant([0] * 32)), bits.type)
-        most = build.add(four, constant([16 - taken] * 32)) if taken != 16 else four
-        numbers = build.sub(most, build.and_(unset, constant([16] * 32)))
+        if taken:
+            numbers = build.sub(numbers, _bytes([taken] * 32))
+        if not _THROUGH_MEMORY:
+            for half in range(2):
+                some = build.shuffle_vector(numbers, numbers, lanes([LANES * half + i for i in range(LANES)]))
+                yield build.sitofp(build.sext(some, INT_LANES), FLOAT_LANES)
+            return
+        # To store and load them widened takes fewer instructions than to bring each eight to a register's beginning.
+        place = cgutils.alloca_once(build, _BYTES)
+        build.store(numbers, place)
+        touched = ir.FunctionType(ir.VoidType(), [place.type])
+        build.asm(touched, "", "r,~{memory}", [place], side_effect=True)  # nothing: what is stored is to be loaded
+        first = build.bitcast(place, I8.as_pointer())
         for half in range(2):
-            some = build.shuffle_vector(numbers, numbers, lanes([16 * half + i for i in range(LANES)]))
-            yield build.sext(some, INT_LANES)
+            eights = [
+                build.sext(load(build, build.gep(first, [_WORD(at)]), ir.VectorType(I8, 8)), ir.VectorType(I32, 8))
+                for at in (16 * half, 16 * half + 8)
+            ]
+            yield build.sitofp(build.shuffle_vector(*eights, lanes(list(range(LANES)))), FLOAT_LANES)
 
     def word(self, offset: int) -> Any:
         """A 32-bit word in every lane."""
@@ -263,152 +300,3 @@ class Stored:
     def scaled_minus(self, vector: Any, factor: Any, offset: Any) -> Any:
         """vector · factor − offset, with one rounding."""
         return self.scaled_plus(vector, factor, self._builder.fneg(offset))
-
-
-def _f64(b: Stored) -> Iterator[Any]:
-    yield b.doubles(0)
-
-
-def _f32(b: Stored) -> Iterator[Any]:
-    yield b.singles(0)
-
-
-def _f16(b: Stored) -> Iterator[Any]:
-    yield b.halves(0)
-
-
-def _bf16(b: Stored) -> Iterator[Any]:
-    yield b.brains(0)
-
-
-def _q4_0(b: Stored) -> Iterator[Any]:
-    scale, sixteenth = b.scale(0)
-    packed, weights = b.bytes(2), b.levels(16, 8, scale, sixteenth=sixteenth)
-    for half in range(2):
-        yield weights(packed, half)
-
-
-def _q4_1(b: Stored) -> Iterator[Any]:
-    scale, sixteenth = b.scale(0)
-    packed, weights = b.bytes(4), b.levels(16, 0, scale, b.half(2), sixteenth)
-    for half in range(2):
-        yield weights(packed, half)
-
-
-def _five_bits(b: Stored, at: int, taken: int, factor: Any, offset: Any = None) -> Iterator[Any]:
-    """32 numbers: their fifth bits in the word at byte `at`, the other four in the bytes that follow it."""
-    if _LOOKS_UP:
-        weights, fifths, packed = b.levels(32, taken, factor, offset), b.word(at), b.bytes(at + 4)
-        for half in range(2):
-            yield weights(packed, half, b.unset(fifths, range(16 * half, 16 * half + 16)))
-        return
-    for numbers in b.fives(at, taken):
-        whole = b.minus(numbers, 0)
-        yield b.scaled(whole, factor) if offset is None else b.scaled_plus(whole, factor, offset)
-
-
-def _q5_0(b: Stored) -> Iterator[Any]:
-    yield from _five_bits(b, 2, 16, b.half(0))
-
-
-def _q5_1(b: Stored) -> Iterator[Any]:
-    yield from _five_bits(b, 4, 0, *b.two_halves(0))
-
-
-def _q8_0(b: Stored) -> Iterator[Any]:
-    d = b.half(0)
-    for half in range(2):
-        yield b.scaled(b.minus(b.signed_bytes(2 + 16 * half), 0), d)
-
-
-def _q2_k(b: Stored) -> Iterator[Any]:
-    both = b.bytes(0)
-    d, dmin = b.two_halves(80)
-    scales, offsets = (b.scaled(b.minus(b.bits(both, 4 * i, 15), 0), part) for i, part in enumerate((d, dmin)))
-    for group in range(16):
-        low = b.bytes(16 + group // 8 * 32 + group % 2 * 16)
-        q = b.minus(b.bits(low, group % 8 // 2 * 2, 3), 0)
-        yield b.scaled_minus(q, b.lane(scales, group), b.lane(offsets, group))
-
-
-def _q3_k(b: Stored) -> Iterator[Any]:
-    groups = range(16)  # a scale's four lower bits stand in byte g % 8, its two upper ones in byte 8 + g % 4
-    low = b.shifted(b.chosen_bytes(96, [g % 8 for g in groups]), [g // 8 * 4 for g in groups], [15] * 16)
-    high = b.shifted(b.chosen_bytes(96, [8 + g % 4 for g in groups]), [g // 4 * 2 for g in groups], [3] * 16)
-    scales = b.scaled(b.minus(b.joined(low, high, 4), 32), b.half(108))
-    for group in groups:
-        low, third = b.bytes(32 + group // 8 * 32 + group % 2 * 16), b.bytes(group % 2 * 16)
-        q = b.joined(b.bits(low, group % 8 // 2 * 2, 3), b.bits(third, group // 2, 1), 2)
-        yield b.scaled(b.minus(q, 4), b.lane(scales, group))
-
-
-def _scales_and_offsets(b: Stored) -> Any:
-    """The eight scales of a Q4_K or Q5_K block and then its eight offsets, from the six bits of each at byte 4."""
-    lower = b.chosen_bytes(4, [0, 1, 2, 3, 8, 9, 10, 11, 4, 5, 6, 7, 8, 9, 10, 11])
-    upper = b.chosen_bytes(4, [0, 0, 0, 0, 0, 1, 2, 3, 0, 0, 0, 0, 4, 5, 6, 7])
-    low = b.shifted(lower, [0] * 12 + [4] * 4, [63] * 4 + [15] * 4 + [63] * 4 + [15] * 4)
-    high = b.shifted(upper, [6] * 16, ([0] * 4 + [3] * 4) * 2)
-    return b.scaled_by_two(b.minus(b.joined(low, high, 4), 0), *b.two_halves(0))
-
-
-def _q4_k(b: Stored) -> Iterator[Any]:
-    numbers = _scales_and_offsets(b)
-    for group in range(8):
-        weights = b.levels(16, 0, b.lane(numbers, group), b.negative(b.lane(numbers, 8 + group)))
-        for part in range(2):
-            yield weights(b.bytes(16 + group // 2 * 32 + part * 16), group % 2)
-
-
-def _q5_k(b: Stored) -> Iterator[Any]:
-    numbers = _scales_and_offsets(b)
-    for group in range(8):
-        weights = b.levels(32, 0, b.lane(numbers, group), b.negative(b.lane(numbers, 8 + group)))
-        for part in range(2):
-            fifths = b.unset(b.bytes(16 + part * 16), group)
-            yield weights(b.bytes(48 + group // 2 * 32 + part * 16), group % 2, fifths)
-
-
-def _q6_k(b: Stored) -> Iterator[Any]:
-    scales = b.scaled(b.minus(b.signed_bytes(192), 0), b.half(208))
-    for group in range(16):
-        low = b.bytes(group // 8 * 64 + group % 4 * 16)
-        high = b.bytes(128 + group // 8 * 32 + group % 2 * 16)
-        q = b.joined(b.bits(low, group % 8 // 4 * 4, 15), b.bits(high, group % 8 // 2 * 2, 3), 4)
-        yield b.scaled(b.minus(q, 32), b.lane(scales, group))
-
-
-def _f8_e4m3_128(b: Stored) -> Iterator[Any]:
-    scale = b.single(0)
-    for step in range(8):
-        yield b.scaled(b.eights(4 + step * 16), scale)
-
-
-VECTORS: dict[str, Callable[[Stored], Iterator[Any]]] = {
-    "F64": _f64,
-    "F32": _f32,
-    "F16": _f16,
-    "BF16": _bf16,
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "F8_E4M3_128": _f8_e4m3_128,
-}
-ONE: dict[str, Callable[[Stored], Any]] = {
-    "F64": lambda b: b.double(0),
-    "F32": lambda b: b.single(0),
-    "F16": lambda b: b.half(0),
-    "BF16": lambda b: b.brain(0),
-}
-
-
-def block_of(kind: str) -> tuple[int, int]:
-    """How many weights the generator of `kind` yields at a time, a multiple of sixteen, and in how many bytes."""
-    weights = max(BLOCKS[kind].weights, LANES)
-    return weights, weights // BLOCKS[kind].weights * BLOCKS[kind].bytes

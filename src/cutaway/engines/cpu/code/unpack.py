@@ -14,7 +14,8 @@ from numba import types
 from numba.core import cgutils
 
 from cutaway.engines.blocks import BLOCKS
-from cutaway.engines.cpu.code.stored import ONE, VECTORS, Stored, block_of
+from cutaway.engines.cpu.code.formats import ONE, VECTORS, block_of
+from cutaway.engines.cpu.code.stored import Stored
 from cutaway.engines.cpu.code.sums import joined, lane_sums
 from cutaway.engines.cpu.code.vectors import (
     ADDRESS,
