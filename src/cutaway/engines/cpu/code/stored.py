@@ -32,7 +32,6 @@ from cutaway.engines.cpu.processor import HALVES, LANES, OF_A_HALF, has
 _SINGLE, _WORD = ir.FloatType(), ir.IntType(64)
 # Sixteen numbers fit one register: a block's sixteen values are worked out once, and looked up by one instruction.
 LOOKS_UP = has("avx512f")
-_THROUGH_MEMORY = has("avx2") and not LOOKS_UP
 _BYTES = ir.VectorType(I8, 32)
 
 
@@ -214,10 +213,10 @@ class Stored:
 
     def both_halves(self, offset: int) -> Any:
         """32 bytes: the lower halves of sixteen, and then their upper halves."""
-        packed = self._load(offset, ir.VectorType(I8, LANES))
-        upper = self._builder.lshr(packed, _bytes([4] * LANES))
-        lower = self._builder.and_(packed, _bytes([15] * LANES))
-        return self._builder.shuffle_vector(lower, upper, lanes(list(range(32))))
+        build, packed = self._builder, self._load(offset, ir.VectorType(I8, LANES))
+        twice = build.shuffle_vector(packed, packed, lanes([*range(LANES)] * 2))
+        moved = build.lshr(build.bitcast(twice, ir.VectorType(I32, 8)), lanes([0] * 4 + [4] * 4))
+        return build.and_(build.bitcast(moved, _BYTES), _bytes([15] * 32))
 
     def masked(self, numbers: Any, mask: int, shift: int = 0) -> Any:
         """Of 32 bytes, (number << shift) & mask; a negative shift is one to the right."""
@@ -243,23 +242,9 @@ class Stored:
         build = self._builder
         if taken:
             numbers = build.sub(numbers, _bytes([taken] * 32))
-        if not _THROUGH_MEMORY:
-            for half in range(2):
-                some = build.shuffle_vector(numbers, numbers, lanes([LANES * half + i for i in range(LANES)]))
-                yield build.sitofp(build.sext(some, INT_LANES), FLOAT_LANES)
-            return
-        # To store and load them widened takes fewer instructions than to bring each eight to a register's beginning.
-        place = cgutils.alloca_once(build, _BYTES)
-        build.store(numbers, place)
-        touched = ir.FunctionType(ir.VoidType(), [place.type])
-        build.asm(touched, "", "r,~{memory}", [place], side_effect=True)  # nothing: what is stored is to be loaded
-        first = build.bitcast(place, I8.as_pointer())
         for half in range(2):
-            eights = [
-                build.sext(load(build, build.gep(first, [_WORD(at)]), ir.VectorType(I8, 8)), ir.VectorType(I32, 8))
-                for at in (16 * half, 16 * half + 8)
-            ]
-            yield build.sitofp(build.shuffle_vector(*eights, lanes(list(range(LANES)))), FLOAT_LANES)
+            some = build.shuffle_vector(numbers, numbers, lanes([LANES * half + i for i in range(LANES)]))
+            yield build.sitofp(build.sext(some, INT_LANES), FLOAT_LANES)
 
     def word(self, offset: int) -> Any:
         """A 32-bit word in every lane."""
