@@ -89,6 +89,16 @@ def of_llama(layers: tuple[int, ...] = (0, 1), **more: Any) -> dict[str, np.ndar
     return tensors
 
 
+def with_magnitudes(tensors: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:
+    """The same, and for each module the lengths of its rows, random, as DoRA has them."""
+    random, named = np.random.default_rng(seed), dict(tensors)
+    for name, up in tensors.items():
+        if name.endswith(".lora_B.weight"):
+            module = name.removesuffix(".lora_B.weight")
+            named[f"{module}.lora_magnitude_vector"] = random.standard_normal(len(up)).astype(np.float32)
+    return named
+
+
 def of_experts() -> dict[str, np.ndarray]:
     """Tensors for w1 and w2 of every expert of `EXPERTS`, as Mixtral calls them."""
     tensors: dict[str, np.ndarray] = {}

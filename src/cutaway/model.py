@@ -38,7 +38,7 @@ from cutaway.trace.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edit import Edit
 from cutaway.trace.edit_json import read_edits
-from cutaway.trace.merging import merged_checkpoint
+from cutaway.trace.merging import as_computed, merged_checkpoint
 from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score
@@ -350,7 +350,7 @@ class Model:
         return request, stepping.told(loop(stepping.advance, request, self._reader.tokenizer, stepping.room))
 
     def _edits(self, edits: Any) -> tuple[Edit, ...]:
-        return read_adapters(read_edits(edits), self._checkpoint)
+        return read_adapters(read_edits(edits), as_computed(self._checkpoint, self.parameters, self.engine))
 
     @property
     def _machine(self) -> Machine:

@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import cutaway
-from adapters import EXPERTS, adaptable, of_llama, pair, without_head, write_adapter
+from adapters import EXPERTS, adaptable, of_llama, pair, with_magnitudes, without_head, write_adapter
+from cutaway.checkpoints import adapter_lengths
 from cutaway.checkpoints.adapter_names import modules_of
 from cutaway.checkpoints.families import FAMILIES
 from cutaway.errors import CutawayError
@@ -32,7 +33,6 @@ def adapter(folder: Path, tensors: dict[str, np.ndarray] | None = None, **config
 NOT_HONOURED: dict[str, tuple[Any, str]] = {
     "peft_type": ("IA3", "only 'LORA' can be computed"),
     "bias": ("lora_only", "only 'none' can be computed: the base model's biases"),
-    "use_dora": (True, "the length of every column"),
     "use_qalora": (True, "averages the inputs"),
     "lora_bias": (True, "a bias on the narrow matrix"),
     "modules_to_save": (["lm_head"], "these modules are replaced"),
@@ -135,6 +135,58 @@ def test_the_same_matrix_twice_is_refused(tmp_path: Path) -> None:
     both = ["model.layers.0.self_attn.q_proj", "layers.0.self_attn.q_proj"]  # with the head, and without
     folder = adapter(tmp_path, pair(both[0], 24, 12) | pair(both[1], 24, 12), target_modules=both)
     assert "changes layers.0.attn.q twice" in refusal(folder)
+
+
+LENGTH = "model.layers.1.mlp.down_proj.lora_magnitude_vector"
+LENGTHS: dict[str, tuple[Any, str]] = {
+    "none": (None, "the two matrices of model.layers.1.mlp.down_proj, not all three"),
+    "too many": (np.ones(13, np.float32), "has 13 magnitudes for model.layers.1.mlp.down_proj, which has 12 outputs"),
+    "one number": (np.ones(1, np.float32), "has 1 magnitudes for"),
+    "a matrix": (np.ones((12, 1), np.float32), "has shape [12, 1]; one length for each output is needed"),
+    "no number": (np.full(12, np.nan, np.float32), "lora_magnitude_vector' holds values that are not finite"),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lengths_of_rows_that_do_not_fit_are_refused(case: str, tmp_path: Path) -> None:
+    lengths, said = LENGTHS[case]
+    tensors = with_magnitudes(of_llama()) | {LENGTH: lengths}
+    tensors = {name: array for name, array in tensors.items() if array is not None}
+    assert said in refusal(adapter(tmp_path, tensors, use_dora=True))
+
+
+def test_lengths_without_matrices_and_rows_without_a_length_are_refused(tmp_path: Path) -> None:
+    tensors = with_magnitudes(of_llama())
+    extra = tensors | {LENGTH.replace("down", "up"): np.ones(20, np.float32)}
+    assert "model.layers.1.mlp.up_proj, not all three" in refusal(adapter(tmp_path, extra, use_dora=True))
+    assert "'use_dora' is 'yes'" in refusal(adapter(tmp_path, tensors, use_dora="yes"))
+    model = adaptable()
+    name = "model.layers.1.mlp.down_proj.lora_B.weight"
+    tensors[name][3] = 0
+    model.parameters.stored["layers.1.mlp.down.weight"].rows[3] = 0
+    said = refusal(adapter(tmp_path, tensors, use_dora=True), model)
+    assert said == "Row 3 of layers.1.mlp.down is all zeros with the adapter: it has no length."
+
+
+def test_the_lengths_of_rows_are_worked_out_once_for_the_same_numbers(tmp_path: Path, monkeypatch: Any) -> None:
+    whole, worked = adapter_lengths._lengths_of, []
+    monkeypatch.setattr(adapter_lengths, "_lengths_of", lambda *given: worked.append(given) or whole(*given))
+    model, tensors = adaptable(), with_magnitudes(of_llama())
+    folder = adapter(tmp_path, tensors, use_dora=True)
+    first, again = (model.trace([1, 2], ["logits"], edits=[Adapter(folder)])["logits"] for _ in range(2))
+    assert np.array_equal(first, again) and len(worked) == 4
+    tensors[LENGTH] = 2 * tensors[LENGTH]
+    other = model.trace([1, 2], ["logits"], edits=[Adapter(adapter(tmp_path, tensors, use_dora=True))])["logits"]
+    assert not np.array_equal(first, other) and len(worked) == 5
+    adaptable().trace([1, 2], edits=[Adapter(folder)])  # another model has rows of its own
+    assert len(worked) == 9
+
+
+def test_lengths_of_rows_belong_to_the_whole_adapter(tmp_path: Path) -> None:
+    folder = adapter(tmp_path, with_magnitudes(of_llama()), use_dora=True)
+    for taken in (lambda: adaptable().trace([1], edits=[Adapter(folder, 0.5)]), lambda: adaptable().merged(folder, -1)):
+        with pytest.raises(CutawayError, match=r"\(DoRA\), so that it cannot be had .* times; its scale must be 1"):
+            taken()
 
 
 def test_a_tied_head_cannot_be_changed_by_itself(tmp_path: Path) -> None:

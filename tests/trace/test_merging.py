@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
-from adapters import adaptable, of_llama, write_adapter
+from adapters import adaptable, of_llama, with_magnitudes, write_adapter
 from cutaway.errors import CutawayError
 from cutaway.trace import merging
 from cutaway.trace.edits import Adapter, Zero
@@ -76,6 +77,22 @@ def test_what_the_torch_engine_was_trained_to_is_what_is_merged_into(folder: Pat
         model.parameters.held["layers.0.attn.q.weight"].mul_(2.0)
     run = model.trace(IDS, ["logits"], edits=[Adapter(folder)])
     np.testing.assert_allclose(model.merged(folder).trace(IDS, ["logits"])["logits"], run["logits"], atol=1e-11)
+
+
+def test_rows_get_their_lengths_from_what_the_torch_engine_was_trained_to(tmp_path: Path) -> None:
+    import torch
+
+    folder = write_adapter(tmp_path / "dora", with_magnitudes(of_llama()), use_dora=True)
+    model, name = adaptable(engine="torch:cpu"), "layers.0.attn.q.weight"
+    with torch.no_grad():
+        model.parameters.held[name].mul_(2.0)
+    run = model.trace(IDS, ["logits"], edits=[Adapter(folder)])
+    merged = model.merged(folder)
+    np.testing.assert_allclose(merged.trace(IDS, ["logits"])["logits"], run["logits"], atol=1e-11)
+    lengths = np.linalg.norm(merged.parameters.held[name].detach().numpy(), axis=1)
+    told = load_file(folder / "adapter_model.safetensors")
+    magnitudes = told["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"]
+    np.testing.assert_allclose(lengths, np.abs(magnitudes), rtol=1e-6)
 
 
 def test_a_merged_model_is_a_model_like_any_other(folder: Path) -> None:

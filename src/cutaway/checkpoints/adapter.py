@@ -1,7 +1,8 @@
 """LoRA adapters as PEFT writes them: `adapter_config.json` beside `adapter_model.safetensors` (Hu et al. 2021).
 
-An adapter stands beside a base model: to some of its matrices it adds scale · up · down, both narrow. Here it is read
-for one model, under our names, its numbers left as they lie in the file.
+An adapter stands beside a base model: to some of its matrices it adds scale · up · down, both narrow; with `use_dora`
+it says besides how long each row of the whole shall be. Here it is read for one model, under our names, its numbers
+left as they lie in the file.
 """
 
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cutaway.checkpoints.adapter_config import AdapterConfig, read_adapter_config
+from cutaway.checkpoints.adapter_lengths import with_lengths
 from cutaway.checkpoints.adapter_names import Module, listed, modules_of, refuse_unfitting, tables_of
 from cutaway.checkpoints.families.family import Family
 from cutaway.checkpoints.load import Checkpoint, read_configuration
@@ -26,6 +28,7 @@ from cutaway.spec import ModelSpec
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>A|B)(?:\.[^.]+)?\.weight")
+_MAGNITUDE = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_magnitude_vector(?:\.[^.]+)?")
 _EMBEDDED = re.compile(r".*\.lora_embedding_[AB](?:\..*)?")
 _COPY = re.compile(r"^(?:base_model\.model\.)?|(?:\.base_layer)?\.weight$")  # around the name of what is saved whole
 # Words of a model's name that tell nothing of what it was made from.
@@ -72,16 +75,23 @@ def read_adapter(source: str | Path, base: Checkpoint) -> Adapter:
     )
     tensors = read_safetensors(path).tensors
     modules = modules_of(spec, family)
-    pairs = _pairs(tensors, base, family, modules, path)
+    pairs = _pairs(tensors, base, family, modules, path, config.magnitudes)
     _check_targets(config, pairs, modules, path)
     parts: dict[str, LowRank] = {}
-    for name, (down, up) in pairs.items():
+    for name, (down, up, lengths) in pairs.items():
         module = modules[name]
         refuse_unfitting(name, down, up, config.rank_of(name), module, str(path), spec.name)
+        if lengths is not None and lengths.shape != (module.d_out, 1):
+            raise CutawayError(
+                f"{path} has {lengths.shape[0]:,} magnitudes for {name}, which has {module.d_out:,} outputs."
+            )
         for part in module.parts:
             if part.name in parts:
                 raise CutawayError(f"{path} changes {part.name} twice, the second time as {name}.")
-            parts[part.name] = LowRank(down, part.outputs(up), config.scale_of(name))
+            added = LowRank(down, part.outputs(up), config.scale_of(name))
+            if lengths is not None:
+                added = with_lengths(added, part.outputs(lengths), base, part.name)
+            parts[part.name] = added
     _warn_of_another_base(config, spec.name)
     return Adapter(path.absolute().parent.name if path.name == WEIGHTS_NAME else path.stem, parts)
 
@@ -105,13 +115,17 @@ def _refuse_what_is_none(config: Path, weights: Path) -> None:
 
 
 def _pairs(
-    tensors: Tensors, base: Checkpoint, family: Family, modules: Mapping[str, Module], path: Path
-) -> dict[str, tuple[Weight, Weight]]:
-    """The two matrices of every module in the file."""
+    tensors: Tensors, base: Checkpoint, family: Family, modules: Mapping[str, Module], path: Path, magnitudes: bool
+) -> dict[str, tuple[Weight, Weight, Weight | None]]:
+    """The two matrices of every module in the file, and with `magnitudes` the column `[d_out, 1]` of its lengths."""
     found: dict[str, dict[str, Weight]] = {}
+    lengths: dict[str, Weight] = {}
     whole = tables_of(base.spec, family)
     for tensor in tensors.names:
         match = _TENSOR.fullmatch(tensor)
+        if magnitudes and (of := _MAGNITUDE.fullmatch(tensor)):
+            lengths[of["module"]] = _column(tensor, tensors[tensor], path)
+            continue
         if match is None and (copied := whole.get(_COPY.sub("", tensor))) is not None:
             _check_copy(tensor, tensors[tensor], copied, base, path)
             continue
@@ -129,7 +143,12 @@ def _pairs(
             raise CutawayError(f"{path} holds only lora_{min(sides)} of {name}: the file is incomplete.")
     if not found:
         raise CutawayError(f"{path} holds no tensors: an adapter that changes nothing.")
-    return {name: (sides["A"], sides["B"]) for name, sides in found.items()}
+    if magnitudes and lengths.keys() != found.keys():
+        raise CutawayError(
+            f"{path} holds lora_magnitude_vector or the two matrices of {listed(sorted(lengths.keys() ^ found.keys()))}"
+            ", not all three: with 'use_dora' each module has them."
+        )
+    return {name: (sides["A"], sides["B"], lengths.get(name)) for name, sides in found.items()}
 
 
 def _check_copy(tensor: str, found: Weight, ours: str, base: Checkpoint, path: Path) -> None:
@@ -177,6 +196,16 @@ def _finite(name: str, weight: Weight, path: Path) -> Weight:
     if not np.isfinite(weight.dequantise(np.float64 if weight.kind == "F64" else np.float32)).all():
         raise CutawayError(f"{path}: {quoted(name)} holds values that are not finite.")
     return weight
+
+
+def _column(name: str, weight: Weight, path: Path) -> Weight:
+    if len(weight.shape) != 1:
+        raise CutawayError(
+            f"{path}: {quoted(name)} has shape {list(weight.shape)}; one length for each output is needed."
+        )
+    return _finite(
+        name, Weight.of(weight.dequantise(np.float64 if weight.kind == "F64" else np.float32)[:, None]), path
+    )
 
 
 def _check_targets(

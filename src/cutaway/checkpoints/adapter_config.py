@@ -17,7 +17,6 @@ _HARMLESS = """
 """.split()  # noqa: SIM905
 # What these would do is not done here; only "switched off" is read.
 _REFUSED = {
-    "use_dora": "the length of every column of the whole changed matrix is a part of it",
     "use_qalora": "it averages the inputs first",
     "lora_bias": "a bias on the narrow matrix",
     "use_bdlora": "its matrices stand in blocks",
@@ -48,6 +47,7 @@ class AdapterConfig:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     by_root: bool  # use_rslora
+    magnitudes: bool  # use_dora
     targets: tuple[str, ...] | str
     excluded: tuple[str, ...] | str
     layers: tuple[int, ...] | None
@@ -80,8 +80,8 @@ class AdapterConfig:
 def read_adapter_config(values: Mapping[str, Any], where: str) -> AdapterConfig:
     """The configuration of a LoRA adapter.
 
-    Raises CutawayError, naming the key and its value, for whatever is not honoured: other kinds of adapters, DoRA,
-    biases, replaced modules, any key that is not known.
+    Raises CutawayError, naming the key and its value, for whatever is not honoured: other kinds of adapters, biases,
+    replaced modules, any key that is not known.
     """
     config = Config(values, where)
     config.only("peft_type", "LORA", why="other adapters change a pass in other ways")
@@ -104,6 +104,7 @@ def read_adapter_config(values: Mapping[str, Any], where: str) -> AdapterConfig:
             n: _finite(config, "alpha_pattern", a) for n, a in _pattern(config, "alpha_pattern", (int, float)).items()
         },
         by_root=config.get("use_rslora", bool, False),
+        magnitudes=config.get("use_dora", bool, False),
         targets=_texts(config, "target_modules"),
         excluded=_texts(config, "exclude_modules"),
         layers=_layers(config),

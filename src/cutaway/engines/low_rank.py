@@ -12,12 +12,18 @@ from cutaway.engines.protocol import Array, Engine, Linear, LowRank
 def with_added(engine: Engine, y: Array, x: Array, linear: Linear, layout: Layout) -> Array:
     """y `[T, d_out]` and Σ scale · (x downᵀ) upᵀ over what is added to this projection of x `[T, d_in]`.
 
-    The narrow products go by the layout's blocks as all others do, so that a row gets the same in any company.
-    (LoRA, Hu et al. 2021)
+    The narrow products go by the layout's blocks as all others do, so that a row gets the same in any company. Where
+    rows change their lengths, what is added is what that makes of the product, beside which other adapters stand.
+    (LoRA, Hu et al. 2021; DoRA, Liu et al. 2024)
     """
+    whole = y
     for part in linear.added:
         narrow = engine.linear(x, Linear(part.down), layout)  # [T, r]
-        total = y + engine.linear(narrow, Linear(part.up), layout) * part.scale
+        more = engine.linear(narrow, Linear(part.up), layout) * part.scale
+        if part.gain is not None:
+            product = whole if linear.bias is None else whole - linear.bias
+            more = (product + more) * engine.array(part.gain) - product
+        total = y + more
         if part.told is not None:
             part.told(_changed(engine, y, total), total.shape[-1])
         y = total

@@ -34,12 +34,15 @@ class Precision(Protocol):
 class LowRank:
     """What an adapter adds to a projection of x: scale · (x downᵀ) upᵀ, with `down` `[r, d_in]`, `up` `[d_out, r]`.
 
+    With a `gain` `[d_out]` each row of the whole changed matrix is so many times as long: g ∘ (x Wᵀ + scale · …) takes
+    the place of x Wᵀ. (DoRA, Liu et al. 2024)
     `told`, where given, hears of every product how many numbers of each row it changed, `int [T]`, and d_out.
     """
 
     down: Weight
     up: Weight
     scale: float = 1.0
+    gain: np.ndarray | None = None
     told: Callable[[np.ndarray, int], None] | None = None
 
 

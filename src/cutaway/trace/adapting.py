@@ -42,6 +42,7 @@ _FELT = {
 class Adapter(Edit):
     """A LoRA adapter as PEFT saves it, `scale` times: y + scale · (alpha / r) · (x Aᵀ) Bᵀ at each matrix it names.
 
+    One that gives the changed rows their lengths (DoRA) has no other scale than 1.
     `source` is its folder, or the .safetensors file beside its adapter_config.json.
     """
 
@@ -73,7 +74,13 @@ class Adapter(Edit):
         stamps = [
             file_stamp(path) for path in adapter_files(self.source) if os.path.isfile(path)
         ]  # of what is read now
-        return ReadAdapter(self.source, self.scale, read_adapter(self.source, base), stamps)
+        read = read_adapter(self.source, base)
+        if self.scale != 1.0 and any(part.gain is not None for part in read.parts.values()):
+            raise CutawayError(
+                f"The adapter {Path(self.source).name} says how long the rows of each whole matrix are (DoRA), so that "
+                f"it cannot be had {self.scale:g} times; its scale must be 1."
+            )
+        return ReadAdapter(self.source, self.scale, read, stamps)
 
 
 class ReadAdapter(Adapter):

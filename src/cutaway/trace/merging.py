@@ -1,6 +1,6 @@
 """Adapters merged into a model's weights: each changed matrix anew in memory, all others as they lie in the file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,11 +31,12 @@ def merged_checkpoint(
         raise CutawayError(
             "merged takes adapters: a folder, its file, or edits.Adapter; other edits have no weights to stay in."
         )
+    checkpoint = as_computed(checkpoint, parameters, engine)
     added: dict[str, list[LowRank]] = {}
     for edit in read_adapters(edits, checkpoint):
         for name, part in edit.parts.items() if isinstance(edit, ReadAdapter) else ():
             added.setdefault(f"{name}.weight", []).append(part)
-    stored = _now(parameters, engine)
+    stored = checkpoint.weights
     size = sum(int(np.prod(stored[name].shape)) * _type_of(stored[name]).itemsize for name in added)
     free = free_memory()
     if free is not None and size > free:
@@ -66,9 +67,12 @@ def _sum(name: str, weight: Weight, parts: Sequence[LowRank]) -> Weight:
     step = max(1, AT_ONCE // d_in)
     for start in range(0, d_out, step):
         stop = min(start + step, d_out)
-        rows = weight.dequantise(np.float64, start, stop)
+        own = rows = weight.dequantise(np.float64, start, stop)
         for part, down in zip(parts, downs, strict=True):
-            rows = rows + part.scale * (part.up.dequantise(np.float64, start, stop) @ down)
+            more = part.scale * (part.up.dequantise(np.float64, start, stop) @ down)
+            if part.gain is not None:
+                more = (own + more) * part.gain[start:stop, None] - own
+            rows = rows + more
         with np.errstate(over="ignore"):
             total[start:stop] = rows
         if not np.isfinite(total[start:stop]).all():
@@ -80,8 +84,26 @@ def _type_of(weight: Weight) -> np.dtype:
     return np.dtype(np.float64 if weight.kind == "F64" else np.float32)
 
 
-def _now(parameters: Parameters, engine: Engine) -> Mapping[str, Weight]:
-    """The weights that are computed with: those of an engine that holds its own may have been trained since."""
+def as_computed(checkpoint: Checkpoint, parameters: Parameters, engine: Engine) -> Checkpoint:
+    """The checkpoint with the weights that are computed with: an engine that holds its own may have trained them."""
     if not hasattr(engine, "hold"):
-        return parameters.stored
-    return {name: Weight.of(engine.numpy(parameters.held[name])) for name in parameters.stored}
+        return checkpoint
+    return replace(checkpoint, weights=_Held(parameters, engine))
+
+
+class _Held(Mapping[str, Weight]):
+    """What an engine holds, each brought back when it is asked for."""
+
+    def __init__(self, parameters: Parameters, engine: Engine) -> None:
+        self._parameters, self._engine = parameters, engine
+
+    def __getitem__(self, name: str) -> Weight:
+        if name not in self._parameters.stored:
+            raise KeyError(name)
+        return Weight.of(self._engine.numpy(self._parameters.held[name]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters.stored)
+
+    def __len__(self) -> int:
+        return len(self._parameters.stored)
