@@ -228,9 +228,11 @@ def test_a_run_may_bring_all_that_is_drawn_first(client, run, trace):
     length = int.from_bytes(data[:4], "little")
     manifest = json.loads(data[4 : 4 + length])
     assert manifest["tokens"] == run["tokens"] and manifest["next"] == run["next"]
-    (norms, lengths), (logits, last), (_, q) = unframed(data[4 + length :])
+    (norms, lengths), (medians, middle), (logits, last), (_, q) = unframed(data[4 + length :])
     assert norms["point"] == "norms" and logits["point"] == "logits" and logits["start"] == [0, 2, 0]
     assert client.get(f"/api/runs/{manifest['run']}/norms").content == lengths.tobytes()
+    assert norms["largest"] == lengths.max() and medians["point"] == "medians"
+    np.testing.assert_array_equal(middle[0, :, 0], np.median(lengths[0], axis=1))
     np.testing.assert_allclose(last[0, 0], trace.last_logits, rtol=1e-6)
     np.testing.assert_allclose(q, trace["layers.1.attn.q"], rtol=1e-6)
     for slices in ([], [{"point": "layers.9.attn.q"}], "x"):

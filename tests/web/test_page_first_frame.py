@@ -3,6 +3,8 @@
 import re
 from urllib.parse import quote
 
+import numpy as np
+import pytest
 from playwright.sync_api import Page, expect
 
 TEXT, LONGER = "<BOS> dragon drinks", "<BOS> dragon drinks potion wizard"
@@ -81,3 +83,21 @@ def test_a_head_that_is_turned_to_while_a_text_runs_is_the_head_that_is_drawn(vi
         [FIELD, LONGER],
     )
     page.wait_for_function(f"picture => {drawn} === picture", arg=picture)
+
+
+def test_the_stream_tells_the_medians_of_a_text_and_the_lengths_of_a_chosen_token(visit, toy):
+    page = visit(f"m=toy&p={quote(LONGER)}&l=1")
+    trace = toy.trace(LONGER, points=["layers.1.attn.out", "layers.1.mlp.out"])
+    lengths = {
+        name: np.linalg.norm(trace[f"layers.1.{name}.out"], axis=-1).astype(np.float64) for name in ("attn", "mlp")
+    }
+    stream = page.get_by_role("slider", name=re.compile("residual stream"))
+
+    def told() -> list[float]:
+        words = stream.get_attribute("aria-valuetext") or ""
+        return [float(word) for word in re.findall(r"(?:attention adds|feed-forward) ([\d.]+)", words)]
+
+    assert told() == pytest.approx([np.median(lengths["attn"]), np.median(lengths["mlp"])], rel=2e-3)
+    page.locator(".lanes button").nth(3).click()
+    expect(page.locator(".prompt .selected")).to_have_text(re.compile("potion"))
+    assert told() == pytest.approx([lengths["attn"][3], lengths["mlp"][3]], rel=2e-3)

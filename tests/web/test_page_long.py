@@ -62,6 +62,8 @@ def test_only_the_tokens_in_sight_stand_in_the_page(page, text):
 
 def test_the_list_of_a_heads_tokens_is_as_light_and_every_token_can_be_reached(page):
     page.get_by_role("tab", name="All heads").click()
+    heads = LLAMA.n_layers * LLAMA.layers[0].attention.n_heads
+    expect(page.locator(f".picture[data-received='{heads}']")).to_be_visible()  # it pushes the list down as it comes
     options = page.get_by_role("listbox", name="The text").get_by_role("option")
     expect(options.first).to_be_visible()
     assert elements(page) < MOST_ELEMENTS and options.count() < TOKENS / 2

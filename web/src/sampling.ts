@@ -36,6 +36,15 @@ export function softmax(logits: Float32Array, temperature: number): Float64Array
   return p;
 }
 
+const plain = new WeakMap<Float32Array, Float64Array>();
+
+/** The model's own distribution: softmax at temperature 1, worked out once for these logits. */
+export function unsampled(logits: Float32Array): Float64Array {
+  let found = plain.get(logits);
+  if (!found) plain.set(logits, (found = softmax(logits, 1)));
+  return found;
+}
+
 /** All ids by logit, highest first, the lower id first among equals: what no setting changes. */
 export function ranked(logits: Float32Array): Int32Array {
   // Each logit becomes a whole number of 32 bits that orders alike, with the id in 18 more beneath it: 50 bits, which
@@ -55,7 +64,7 @@ export function ranked(logits: Float32Array): Int32Array {
 
 /** The distribution after every stage. `order` is `ranked(logits)`. */
 export function distribution(logits: Float32Array, order: Int32Array, s: Settings): Distribution {
-  const p = softmax(logits, s.temperature);
+  const p = s.temperature === 1 ? unsampled(logits).slice() : softmax(logits, s.temperature);
   if (s.temperature === 0) return { p, order, stages: [{ name: "greedy", kept: 1 }], kept: 1 };
   let kept = order.length;
   const stages = [{ name: "temperature", kept }];
@@ -85,16 +94,16 @@ export function distribution(logits: Float32Array, order: Int32Array, s: Setting
 }
 
 /** The id at which a uniform number falls on the line of probabilities, laid end to end by id. */
-export function draw(d: Distribution, uniform: number): number {
-  if (d.kept === 1) return d.order[0];
+export function draw({ p, order, kept }: Distribution, uniform: number): number {
+  if (kept === 1) return order[0];
   let total = 0;
-  for (let i = 0; i < d.p.length; i++) total += d.p[i];
+  for (let i = 0; i < p.length; i++) total += p[i];
   const at = uniform * total;
   let sum = 0;
-  let last = d.order[0];
-  for (let i = 0; i < d.p.length; i++) {
-    if (d.p[i] === 0) continue;
-    sum += d.p[i];
+  let last = order[0];
+  for (let i = 0; i < p.length; i++) {
+    if (p[i] === 0) continue;
+    sum += p[i];
     last = i;
     if (sum > at) return i;
   }
@@ -104,6 +113,6 @@ export function draw(d: Distribution, uniform: number): number {
 /** −Σ p ln p / ln 2, in bits. */
 export function entropyBits(p: Float64Array): number {
   let h = 0;
-  for (const x of p) if (x > 0) h -= x * Math.log2(x);
+  for (let i = 0; i < p.length; i++) if (p[i] > 0) h -= p[i] * Math.log2(p[i]);
   return h;
 }

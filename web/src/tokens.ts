@@ -10,7 +10,7 @@ const NAMED: Record<string, string> = { "\\n": "\n", "\\t": "\t", "\\r": "\r" };
 
 /** What a piece stands for in the text: its escapes undone. */
 export function spelled(piece: string): string {
-  return piece.replace(/\\[ntr]/g, (found) => NAMED[found]);
+  return piece.includes("\\") ? piece.replace(/\\[ntr]/g, (found) => NAMED[found]) : piece;
 }
 
 /** Whether a tokenizer that drops case, and marks the middle of words, may have made this piece of the text here. */
@@ -60,7 +60,7 @@ export function aligned(text: string, tokens: Token[]): Part[] {
       i = joint.last;
       continue;
     }
-    if (/^<0x[0-9A-F]{2}>$/.test(piece) || piece.includes("\ufffd")) {
+    if ((piece.startsWith("<0x") && /^<0x[0-9A-F]{2}>$/.test(piece)) || piece.includes("\ufffd")) {
       let end = i;
       while (end + 1 < tokens.length && /^<0x[0-9A-F]{2}>$/.test(tokens[end + 1].piece)) end++;
       const next = end + 1 < tokens.length ? text.indexOf(spelled(tokens[end + 1].piece), at) : text.length;

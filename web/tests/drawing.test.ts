@@ -1,7 +1,9 @@
 import { describe, expect, it } from "vitest";
 import { emptyAtlas, gridOf, ordered, paint, placeAt, placeOf, receive, SORTS } from "../src/draw/atlas";
+import { paintCache } from "../src/draw/cache";
 import { layoutFlow } from "../src/draw/flow";
 import { pixels } from "../src/draw/matrix";
+import { thickness } from "../src/draw/paintFlow";
 import { channels, codeOf, css, palette, valueOf, wantsDarkLetters } from "../src/draw/scales";
 import type { AtlasHeader, LayerKind, PointCard } from "../src/protocol";
 
@@ -241,5 +243,54 @@ describe.each(Object.keys(KINDS))("the flow of a %s layer", (name) => {
       end = Math.max(end, to);
     }
     expect(end).toBeGreaterThan(flow.logits.x - 40);
+  });
+});
+
+describe("the cache", () => {
+  /** What is painted: rectangles with their colours, and what is cleared between the rows. */
+  function painted(tokens: number, grown: number, token: number | null, column: number, layers = 30, height = 60) {
+    const filled: { colour: string; x: number; y: number; w: number; h: number }[] = [];
+    const cleared: number[] = [];
+    const context = {
+      fillStyle: "",
+      fillRect(x: number, y: number, w: number, h: number) {
+        filled.push({ colour: this.fillStyle, x, y, w, h });
+      },
+      clearRect: (_x: number, y: number) => cleared.push(y),
+      setLineDash: () => undefined,
+      strokeRect: () => undefined,
+    };
+    const cache = { layers, tokens, grown, token, column, height };
+    paintCache(context as unknown as CanvasRenderingContext2D, cache, light);
+    return { filled, cleared };
+  }
+
+  it("of a long text is one rectangle for what was typed and one for what was drawn", () => {
+    const { filled } = painted(2000, 40, null, 0.125);
+    expect(filled.map(({ colour, x, w }) => [colour, x, w])).toEqual([
+      [light.stream, 0, 245],
+      [light.attention, 245, 5],
+    ]);
+  });
+
+  it("shows a chosen token, however narrow its column is", () => {
+    const chosen = painted(2000, 0, 1200, 0.125).filled.at(-1)!;
+    expect(chosen).toMatchObject({ colour: light.selected, x: 150, w: 1.5, h: 60 });
+  });
+
+  it("of a short text has a column for every token, with a gap between them, and a line under every layer", () => {
+    const { filled, cleared } = painted(5, 2, null, 16, 3, 21);
+    expect(filled.map(({ colour, x, w }) => [colour, x, w])).toEqual(
+      [0, 1, 2, 3, 4].map((t) => [t < 3 ? light.stream : light.attention, 16 * t, 15]),
+    );
+    expect(cleared).toEqual([6, 13, 20]);
+  });
+});
+
+describe("a strand", () => {
+  it("fills its room at the longest row, and no more at one that is infinite", () => {
+    expect(thickness(40, 40, 10)).toBeCloseTo(8.6);
+    expect(thickness(Infinity, 40, 10)).toBeCloseTo(8.6);
+    expect(thickness(0, 40, 10)).toBe(0.6);
   });
 });

@@ -3,7 +3,7 @@ import { decode } from "../src/api";
 import { divergence, expertOff, offers, say, scarsOf } from "../src/edits";
 import { bytes, count, number, percent, visible, work } from "../src/format";
 import type { EditCard, LayerKind, Token } from "../src/protocol";
-import { distribution, draw, entropyBits, ranked, softmax } from "../src/sampling";
+import { distribution, draw, entropyBits, ranked, softmax, unsampled } from "../src/sampling";
 import { DEFAULTS, fromHash, toHash, type Place } from "../src/state/permalink";
 import { aligned } from "../src/tokens";
 
@@ -29,6 +29,14 @@ describe("sampling", () => {
       expect(p.indexOf(Math.max(...p))).toBe(0);
     }
     expect(Array.from(softmax(logits, 0))).toEqual([1, 0, 0, 0, 0, 0]);
+  });
+
+  it("works the model's own distribution out once, and cuts a copy of it", () => {
+    const own = unsampled(logits);
+    expect(own).toEqual(softmax(logits, 1));
+    expect(distribution(logits, ranked(logits), { ...DEFAULTS, topK: 1 }).p).toEqual(Float64Array.of(1, 0, 0, 0, 0, 0));
+    expect(unsampled(logits)).toBe(own);
+    expect(own).toEqual(softmax(logits, 1));
   });
 
   it("keeps exactly k, or the smallest set whose probabilities reach p", () => {

@@ -4,7 +4,8 @@ JSON carries the small things. Tensors travel as binary: each is a `TensorHeader
 (uint32, little endian), padded with spaces so that the numbers begin at a multiple of 8, then the numbers, padded
 with zeros to a multiple of 8. Several stand one after another in one answer. A run that is asked for with `slices`
 answers in one with all that the page draws first: the manifest as such a header without numbers, the lengths of the
-streams' rows as a tensor "norms", the last row of the logits where there are any, then the slices.
+streams' rows as a tensor "norms", the median of each over the tokens as "medians", the last row of the logits where
+there are any, then the slices.
 """
 
 from dataclasses import dataclass

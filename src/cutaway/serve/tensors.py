@@ -31,13 +31,28 @@ def tensor_bytes(run: Look, asked: Slice) -> bytes:
 
 def first_bytes(run: Run, look: Look, manifest: Manifest, slices: Sequence[Slice]) -> bytes:
     """All that is drawn first of a run: its manifest, the lengths of its rows, the last logits, and some slices."""
-    lengths = run.norms()[None]
-    header = TensorHeader("norms", list(lengths.shape), list(lengths.shape), [0, 0, 0], "f32", "signed", 1.0, 0.0, 0)
-    parts = [framed(manifest), framed(header, lengths)]
+    lengths = run.norms()
+    parts = [framed(manifest), _lengths_bytes("norms", lengths), _lengths_bytes("medians", medians(lengths)[:, None])]
     if run.trace.has_logits:
         last = run.trace.last_logits[None, None]
         parts.append(envelope("logits", last, "signed", "f32", (0, run.length - 1, 0), 1, last.shape[2]))
     return b"".join([*parts, *(tensor_bytes(look, one) for one in slices)])
+
+
+def medians(lengths: np.ndarray) -> np.ndarray:
+    """Of each row of `[points, T]` the length that has half of the others below it, `[points]`.
+
+    Sorting them all is left to no page: a browser would take longer over it than over all else that it draws.
+    """
+    half = lengths.shape[1] // 2
+    middle: np.ndarray = np.partition(lengths, half, axis=1)[:, half]
+    return middle
+
+
+def _lengths_bytes(name: str, lengths: np.ndarray) -> bytes:
+    largest = float(np.where(np.isfinite(lengths), lengths, 0.0).max())
+    shape = [1, *lengths.shape]
+    return framed(TensorHeader(name, shape, shape, [0, 0, 0], "f32", "signed", 1.0, largest, 0), lengths)
 
 
 def head_row(run: Look, layer: int, head: int, position: int) -> np.ndarray:

@@ -51,7 +51,9 @@ const coded = new WeakMap<Tensor, Uint8Array>();
 function codesOf(part: Tensor): Uint8Array {
   let codes = coded.get(part);
   if (!codes) {
-    codes = Uint8Array.from(part.f32!, (value) => codeOf(value, part.kind, part.scale));
+    const values = part.f32!;
+    codes = new Uint8Array(values.length);
+    for (let i = 0; i < codes.length; i++) codes[i] = codeOf(values[i], part.kind, part.scale); // `from` would go by way of an iterator
     coded.set(part, codes);
   }
   return codes;

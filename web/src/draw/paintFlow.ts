@@ -36,9 +36,9 @@ export function toneColour(tone: Tone, colours: Palette): string {
   return tone === "stream" || tone === "input" ? colours.stream : tone === "attention" ? colours.attention : colours.feedForward;
 }
 
-/** How thick a strand of this length of row is, of the room that it has. */
+/** How thick a strand of this length of row is, of the room that it has; `largest` is finite, the length need not be. */
 export function thickness(norm: number, largest: number, room: number): number {
-  return Math.max(0.6, (room * 0.86 * Math.log1p(norm)) / Math.log1p(largest));
+  return Math.max(0.6, room * 0.86 * Math.min(1, Math.log1p(norm) / Math.log1p(largest)));
 }
 
 /** Norms by place: the stream before layer i, between its parts, after it; and what each part adds. */
@@ -114,8 +114,6 @@ function paintStrands(c: CanvasRenderingContext2D, flow: Flow, shown: Shown, mar
   const tokens = shown.manifest.tokens.length;
   const at = normAt(shown.norms, shown.card.sizes.N, tokens);
   const layer = Math.min(marks.layer, shown.card.sizes.N - 1);
-  let largest = 0;
-  for (const norm of shown.norms) if (norm > largest) largest = norm;
   // Of a long text several tokens share a strand: no more are drawn than can be told apart.
   const each = Math.max(1, Math.ceil(tokens / MOST_STRANDS));
   const lane = flow.lane * each;
@@ -125,7 +123,7 @@ function paintStrands(c: CanvasRenderingContext2D, flow: Flow, shown: Shown, mar
       const chosen = marks.token !== null && marks.token >= t && marks.token < t + each;
       let longest = 0;
       for (let i = t; i < Math.min(tokens, t + each); i++) if (lengths[i] > longest) longest = lengths[i];
-      const thick = thickness(longest, largest, lane);
+      const thick = thickness(longest, shown.longest, lane);
       const y = flow.laneTop + t * flow.lane + lane / 2;
       c.fillStyle = chosen ? colours.selected : colours.stream;
       c.globalAlpha = chosen ? 1 : 0.55;

@@ -11,7 +11,10 @@ export interface Shown {
   card: ModelCard;
   logits: Float32Array | null;
   order: Int32Array;
+  /** Lengths of rows, `[places, tokens]`, the largest of them all, and of each place the median over the tokens. */
   norms: Float32Array;
+  longest: number;
+  medians: Float32Array;
   layer: number;
   flow: Map<string, Tensor>;
 }
@@ -29,11 +32,17 @@ export async function look(
 ): Promise<Shown> {
   const layer = Math.min(at, card.sizes.N - 1);
   const { manifest, tensors } = await api.run({ model: card.name, ...asked, slices: slicesOf(card, layer, head) });
-  const norms = tensors[0].f32!;
-  const logits = card.generates ? tensors[1].f32! : null;
-  const flow = new Map(tensors.slice(1).map((tensor) => [tensor.point, tensor]));
-  flow.delete("logits");
-  return { manifest, card, logits, order: logits ? ranked(logits) : new Int32Array(0), norms, layer, flow };
+  const flow = new Map(tensors.map((tensor) => [tensor.point, tensor]));
+  const taken = (name: string): Tensor | undefined => {
+    const tensor = flow.get(name);
+    flow.delete(name);
+    return tensor;
+  };
+  const lengths = taken("norms")!;
+  const medians = taken("medians")!.f32!;
+  const logits = taken("logits")?.f32 ?? null;
+  const order = logits ? ranked(logits) : new Int32Array(0);
+  return { manifest, card, logits, order, norms: lengths.f32!, longest: lengths.largest, medians, layer, flow };
 }
 
 /** Every point of a layer and the ends of the stream, pooled to what the flow has room for. */
