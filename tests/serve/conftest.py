@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from following import Rows
 from live_server import write_speaker
 from starlette.testclient import TestClient
 
@@ -37,3 +38,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def speaker(folder) -> Model:
     return cutaway.load(folder)
+
+
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Rows:
+    """Counts the rows that passes compute."""
+    return Rows(monkeypatch)

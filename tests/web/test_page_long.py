@@ -118,6 +118,26 @@ def test_a_step_goes_on_from_the_run_that_is_shown(page):
     assert first["after"] and second["after"] and first["after"] != second["after"]
 
 
+def test_a_step_with_an_edit_goes_on_from_both_runs_that_are_shown(page):
+    asked: list[dict] = []
+    page.on(
+        "request",
+        lambda request: (
+            asked.append(json.loads(request.post_data or "{}")) if request.url.endswith("/api/run") else None
+        ),
+    )
+    page.get_by_role("button", name="head 0 off").click()
+    expect(page.locator(".edits .scar")).to_be_visible()
+    expect(page.locator(".stream-panel")).to_have_attribute("aria-busy", "false")
+    for count in (1, 2):
+        page.get_by_role("button", name="Step", exact=True).click()
+        expect(page.locator(".note")).to_contain_text(f"{TOKENS + count} tokens")
+        expect(page.locator(".stream-panel")).to_have_attribute("aria-busy", "false")
+    edited, plain = ([one.get("after") for one in asked if bool(one.get("edits")) is has] for has in (True, False))
+    assert edited[0] is None and None not in (*edited[1:], *plain)
+    assert len(edited) == len(plain) == 3 and len({*edited, *plain}) >= 5
+
+
 def test_a_page_that_closes_lets_go_of_its_runs(visit, address):
     place = "m=toy&p=" + quote("<BOS> troll")
     page, other = visit(place), visit(place)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cutaway.points import Point, layer_names
+from cutaway.serve.edited_passes import EditedStrand
 from cutaway.serve.joined import Part, row_lengths
 from cutaway.serve.look import Look
 from cutaway.serve.passes import (
@@ -44,8 +45,9 @@ _LAYERS = 2  # layers run again that a run holds on to
 class Run:
     """One pass and what has been looked at of it.
 
-    Where `former` is a run of the same model, and neither has edits, only the tokens are run that follow what the two
-    share: the earlier rows are those of the former run.
+    Where `former` is a run of the same model with the same edits, only the tokens are run that follow what the two
+    share: the earlier rows are those of the former run. With edits that takes some that act row by row, and a text
+    that goes on from the whole of the former one; see `EditedStrand`.
     """
 
     def __init__(
@@ -56,13 +58,15 @@ class Run:
         self.edits = tuple(edits)
         self.prompt = prompt
         self.captured = captured_of(model, len(prompt.ids))
-        self.strand: Strand | None = None
+        self.strand: Strand | EditedStrand | None = None
         self.text: Text | None = None
+        follows = former if former is not None and former.model is model and former.edits == self.edits else None
         if not self.edits and Strand.serves(model):
-            follows = former if former is not None and former.model is model else None
-            self.strand = (follows.strand if follows is not None else None) or Strand(model)
-            self.text = self.strand.run(prompt, follows.text if follows is not None else None)
+            strand = follows.strand if follows is not None and isinstance(follows.strand, Strand) else Strand(model)
+            self.strand, self.text = strand, strand.run(prompt, follows.text if follows is not None else None)
             self.trace: Trace = whole_trace(model, self.text)
+        elif self.edits and EditedStrand.serves(model, self.edits, len(prompt.ids)):
+            self.strand, self.text, self.trace = self._edited(follows)
         else:
             self.trace = self._traced(prompt.ids, readable(model.spec, self.captured))
         self._more: list[tuple[Trace, int]] = []  # each with its bytes
@@ -132,6 +136,13 @@ class Run:
         if self.text is None:
             return []
         return [part for parts in (self.text.parts, *(rows.parts for rows in self.text.layers)) for part, _ in parts]
+
+    def _edited(self, follows: "Run | None") -> "tuple[EditedStrand, Text, Trace]":
+        """The edited pass over the prompt, after the one that it goes on from where there is one."""
+        if follows is not None and isinstance(follows.strand, EditedStrand) and follows.text is not None:
+            return follows.strand, *follows.strand.run(self.prompt, (follows.text, follows.trace))
+        strand = EditedStrand(self.model, self.edits)
+        return strand, *strand.run(self.prompt)
 
     def _traced(self, ids: Sequence[int], points: Sequence[Point | str]) -> "Trace":
         return self.model.trace(list(ids), points=list(dict.fromkeys(points)), edits=self.edits)

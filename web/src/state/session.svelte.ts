@@ -58,6 +58,8 @@ class Session extends Looking {
 
   /** The unedited run that was shown last, which the next one goes on from. */
   #plain: { run: string; model: string } | null = null;
+  /** The run with these very edits that was shown last, which the next one with them goes on from. */
+  #edited: { run: string; model: string; edits: string } | null = null;
   #loading = new AbortController();
   #again = false;
   /** Ends the wait for a frame, where one is waited for. */
@@ -225,7 +227,10 @@ class Session extends Looking {
       let shown: Shown;
       let ghost: Shown | null = null;
       if (this.edits.length > 0) {
-        shown = await look({ ...prompt, edits: this.edits }, card, this.layer, this.head);
+        const edits = JSON.stringify(this.edits);
+        const last = this.#edited?.model === card.name && this.#edited.edits === edits ? { after: this.#edited.run } : {};
+        shown = await look({ ...prompt, edits: this.edits, ...last }, card, this.layer, this.head);
+        this.#edited = { run: shown.manifest.run, model: card.name, edits };
         ghost = await plain();
       } else shown = await plain();
       if (serial !== this.#serial) return;
@@ -248,8 +253,8 @@ class Session extends Looking {
   }
 
   #leave(): void {
-    if (this.#plain) api.leave(this.#plain.run);
-    this.#plain = null;
+    for (const left of [this.#plain, this.#edited]) if (left) api.leave(left.run);
+    this.#plain = this.#edited = null;
   }
 
   /** Draw another layer, or another head of it. */
