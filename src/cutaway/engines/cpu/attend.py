@@ -84,12 +84,12 @@ def attend(
 
 def attend_scratch(heads: int, rows: int, keys: int) -> int:
     """How many float32 `attend` needs for its scores."""
-    _, size, parts = _blocks(heads, rows, keys)
-    return size * parts
+    _, size, _ = _blocks(heads, rows, keys)
+    return size * thread_count()
 
 
 def _blocks(heads: int, rows: int, keys: int) -> tuple[int, int, int]:
-    """Rows of a block, numbers of its scores, and parts that work side by side."""
+    """Rows of a block, numbers of its scores, and in how many parts the blocks are done."""
     block = min(rows, max(12, min(60, _SCRATCH // max(keys, 1) // 12 * 12)))
     items = heads * -(-rows // block)
-    return block, block * keys, min(items, 2 * thread_count())
+    return block, block * keys, min(items, 8 * thread_count())

@@ -79,7 +79,7 @@ class CpuEngine:
             few_rows(weight.kind)(*given, parts=parts)
         else:
             size = many_rows_scratch(d_in, len(x))
-            many_rows(weight.kind)(*given, place(self._scratch("rows", parts * size)), size, parts=parts)
+            many_rows(weight.kind)(*given, place(self._scratch("rows", thread_count() * size)), size, parts=parts)
         if linear.bias is not None:
             y += linear.bias
         return with_added(self, y, x, linear, layout) if linear.added else y

@@ -28,7 +28,7 @@ _PENALTIES = (0.002, 0.05)  # seconds for which kernels then run without helpers
 _FORGIVEN_AFTER = 256
 
 
-NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+NATIVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 @cache
@@ -55,8 +55,8 @@ class Pool:
         give_way = system.SwitchToThread if windows else system.sched_yield
         self._shared[self._skip + YIELD] = ctypes.cast(give_way, ctypes.c_void_p).value or 0
         self._asleep: list[threading.Lock] = []  # a lock for each helper that sleeps, which wakes it
-        for _ in range(helpers):
-            threading.Thread(target=self._serve, name="cutaway kernels", daemon=True).start()
+        for worker in range(1, helpers + 1):  # whoever calls is worker 0
+            threading.Thread(target=self._serve, args=(worker,), name="cutaway kernels", daemon=True).start()
 
     def run(self, phases: int, count: int) -> None:
         """Run `count` phases, whose table (see `code.pool.lead_kernel`) is at an address. One call at a time.
@@ -67,11 +67,11 @@ class Pool:
         less again once it stops.
         """
         if self._alone_until and perf_counter() < self._alone_until:
-            self._alone(0, phases, count)
+            self._alone(0, phases, count, 0)
             return
         for _ in range(len(self._asleep)):
             self._asleep.pop().release()
-        self._lead(self._address, phases, count)
+        self._lead(self._address, phases, count, 0)
         if self._shared[self._skip + LATE]:
             self._alone_until, self._in_time = perf_counter() + self._penalty, 0
             self._penalty = min(2 * self._penalty, _PENALTIES[1])
@@ -80,11 +80,11 @@ class Pool:
         if self._in_time == _FORGIVEN_AFTER:
             self._in_time, self._penalty = 0, max(self._penalty / 2, _PENALTIES[0])
 
-    def _serve(self) -> None:
+    def _serve(self, worker: int) -> None:
         """A helper's life."""
         sleeping = threading.Lock()
         sleeping.acquire()
         while True:
-            self._help(self._address, _WATCHES, 0)
+            self._help(self._address, _WATCHES, worker, 0)
             self._asleep.append(sleeping)
             sleeping.acquire()

@@ -31,14 +31,22 @@ def many_rows(kind: str) -> Kernel:
 
 
 def many_rows_scratch(d_in: int, n_x: int) -> int:
-    """Numbers of scratch that each part of `many_rows` needs: unpacked weights, sums between stretches, results."""
+    """Numbers of scratch that each thread of `many_rows` needs: unpacked weights, sums between stretches, results."""
     return GROUP * padded(d_in) + strip(d_in, n_x) * (GROUP // TILE_LEFT * KEPT_BYTES // 4 + PANEL)
 
 
+@cache
 def parts_of(d_out: int, d_in: int, n_x: int) -> int:
-    """In how many parts a product is done."""
-    work = d_out * d_in * max(1, n_x // 8)
-    return max(1, min(PARTS * thread_count(), work // SMALLEST_PART))
+    """In how many parts a product is done: as many as leave each thread the same share of the weight's rows."""
+    threads, work = thread_count(), d_out * d_in * max(1, n_x // 8)
+    most = max(1, min(PARTS * threads, work // SMALLEST_PART))
+    groups = -(-d_out // (4 if n_x <= FEW else GROUP))  # rows that stay together
+
+    def longest_share(parts: int) -> int:
+        return parts // threads * -(-groups // parts)
+
+    whole = range(most // threads * threads, 0, -threads)  # the most parts first
+    return min(whole, key=longest_share, default=most)
 
 
 def product_task(
@@ -53,4 +61,4 @@ def product_task(
     if n_x <= FEW:
         return Task(few_rows(kind), given, parts), 0
     size = many_rows_scratch(d_in, n_x)
-    return Task(many_rows(kind), (*given, scratch, size), parts), parts * size
+    return Task(many_rows(kind), (*given, scratch, size), parts), thread_count() * size

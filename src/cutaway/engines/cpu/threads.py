@@ -104,7 +104,7 @@ def launch(function: int, arguments: int, parts: int) -> None:
     Python threads take turns. The GIL is released meanwhile.
     """
     if parts == 1:
-        _NATIVE(function)(arguments, 0, 1)
+        _NATIVE(function)(arguments, 0, 1, 0)
         return
     with _lock:
         task = _one_phase
@@ -133,7 +133,7 @@ def _the_pool() -> "Pool":
 
 _one_phase = (ctypes.c_int64 * 5)()  # a phase of one task, which follows it
 _one_phase[0], _one_phase[1] = ctypes.addressof(_one_phase) + 16, 1
-_NATIVE = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_NATIVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
 
 def describe() -> dict[str, str | int]:

@@ -156,13 +156,13 @@ def mix_kernel(given: int, part: int, parts: int) -> None:
             _mix_rows(weights, step, taken, values, v_row, keys - start, width, target, out_row)
 
 
-def attend_kernel(given: int, part: int, parts: int) -> None:
-    # All of it, block by block of query rows, with scores that stand in this part's scratch only.
+def attend_kernel(given: int, part: int, parts: int, worker: int) -> None:
+    # All of it, block by block of query rows, with scores that stand in this thread's scratch only.
     q, q_head, q_row, k, k_head, k_row, v, v_head, v_row, out, out_head, out_row = arguments(given, 12)
     heads, key_heads, rows, width, v_width, first, last, growth = arguments(given + 96, 8)
     bits_of_scale, bits_of_cap, block, scratch, scratch_size = arguments(given + 160, 5)
     scale, cap = as_float(bits_of_scale), as_float(bits_of_cap)
-    scores = address(scratch) + scratch_size * part * 4
+    scores = address(scratch) + scratch_size * worker * 4
     blocks = (rows + block - 1) // block
     for item in range(part, heads * blocks, parts):
         head, begin = item % heads, (blocks - 1 - item // heads) * block  # the longest rows first

@@ -10,17 +10,21 @@ from cutaway.engines.cpu.processor import ENTRY
 from cutaway.errors import CutawayError
 
 _PROVIDED = {"memset", "memcpy", "memmove", "fmaf", "bzero", "__bzero"}  # what the C library has, always loaded
-_SIGNATURE = types.void(types.int64, types.int64, types.int64)
+_TAKEN = ("given", "part", "parts", "worker")  # by an entry: whole numbers
 
 
-def object_of(function: Callable[[int, int, int], None]) -> bytes:
+def object_of(function: Callable[..., None]) -> bytes:
     """The object file of a kernel, compiled for this processor; its entry is ENTRY.
+
+    A kernel takes the address of its arguments, its part and how many parts there are; one with a scratch also which
+    of the pool's threads it runs in.
 
     Numba's own entry takes two places more, for a result and for an exception; a kernel has neither. No fast-math:
     every sum keeps the order in which it is written, so that its bits never depend on how many rows are computed
     together. Raises CutawayError for a kernel that would call into Python.
     """
-    compiled = numba.cfunc(_SIGNATURE, error_model="numpy")(function)
+    count = function.__code__.co_argcount
+    compiled = numba.cfunc(types.void(*[types.int64] * count), error_model="numpy")(function)
     library = compiled._library
     inner = compiled.native_name.removeprefix("cfunc.")
     module = llvm.parse_assembly(library.get_llvm_str())
@@ -28,12 +32,14 @@ def object_of(function: Callable[[int, int, int], None]) -> bytes:
         if not known.is_declaration:
             known.linkage = "internal"
     triple, layout = module.triple, module.data_layout
+    taken, passed = (", ".join(f"i64 %{name}" for name in names) for names in (_TAKEN, _TAKEN[:count]))
+    kinds = ", i64" * count
     entry = llvm.parse_assembly(
         f'target triple = "{triple}"\ntarget datalayout = "{layout}"\n'
-        f'declare i32 @"{inner}"(ptr, ptr, i64, i64, i64)\n'
-        f"define void @{ENTRY}(i64 %given, i64 %part, i64 %parts) {{\n"
+        f'declare i32 @"{inner}"(ptr, ptr{kinds})\n'
+        f"define void @{ENTRY}({taken}) {{\n"
         "  %result = alloca ptr, align 8\n  %raised = alloca ptr, align 8\n"
-        f'  %status = call i32 @"{inner}"(ptr %result, ptr %raised, i64 %given, i64 %part, i64 %parts)\n'
+        f'  %status = call i32 @"{inner}"(ptr %result, ptr %raised, {passed})\n'
         "  ret void\n}\n"
     )
     module.get_function(inner).linkage = "external"

@@ -36,11 +36,11 @@ def _claim(builder: Any, shared: Any) -> Any:
     return builder.load(result)
 
 
-@operation(types.void, types.int64, types.int64, types.int64, types.int64)
-def _call(builder: Any, function: Any, arguments: Any, part: Any, parts: Any) -> Any:
+@operation(types.void, types.int64, types.int64, types.int64, types.int64, types.int64)
+def _call(builder: Any, function: Any, arguments: Any, part: Any, parts: Any, worker: Any) -> Any:
     """Run one part of a kernel."""
-    kind = ir.FunctionType(ir.VoidType(), [I64] * 3)
-    builder.call(builder.inttoptr(function, kind.as_pointer()), [arguments, part, parts])
+    kind = ir.FunctionType(ir.VoidType(), [I64] * 4)
+    builder.call(builder.inttoptr(function, kind.as_pointer()), [arguments, part, parts, worker])
     return ir.Constant(I8.as_pointer(), None)
 
 
@@ -65,13 +65,13 @@ def _set(builder: Any, shared: Any, index: Any, value: Any) -> Any:
 
 
 @register_jitable
-def _run(shared: int, claimed: int) -> None:
+def _run(shared: int, claimed: int, worker: int) -> None:
     """Run a claimed part of the present phase: find the task that it belongs to, and count it as done."""
     part, task = claimed & 0xFFFF, _shared(shared, TASKS)
     while part >= _shared(task, 2):
         part -= _shared(task, 2)
         task += 24
-    _call(_shared(task, 0), _shared(task, 1), part, _shared(task, 2))
+    _call(_shared(task, 0), _shared(task, 1), part, _shared(task, 2), worker)
     _count(shared)
 
 
@@ -116,13 +116,13 @@ def _yield(builder: Any, shared: Any) -> Any:
     return ir.Constant(I8.as_pointer(), None)
 
 
-def help_kernel(shared: int, watches: int, unused: int) -> None:
+def help_kernel(shared: int, watches: int, worker: int) -> None:
     """A helper's turn: run what parts it can claim, until it has looked `watches` times in vain."""
     idle = 0
     while idle < watches:
         claimed = _claim(shared)
         if claimed >= 0:
-            _run(shared, claimed)
+            _run(shared, claimed, worker)
             idle = 0
         else:
             idle += 1
@@ -143,7 +143,7 @@ def lead_kernel(shared: int, phases: int, count: int) -> None:
             parts += _shared(tasks, 3 * task + 2)
         if late or parts == 1:
             for task in range(n_tasks):
-                _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1)
+                _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1, 0)
             continue
         _set(shared, TASKS, tasks)
         _set(shared, DONE, 0)
@@ -154,7 +154,7 @@ def lead_kernel(shared: int, phases: int, count: int) -> None:
         claimed = _claim(shared)
         while claimed != -1:
             if claimed >= 0:
-                _run(shared, claimed)
+                _run(shared, claimed, 0)
             claimed = _claim(shared)
         if _done(shared) < parts:
             since, looks = _ticks(), 0
@@ -174,4 +174,4 @@ def alone_kernel(unused: int, phases: int, count: int) -> None:
     for phase in range(count):
         tasks, n_tasks = _shared(phases, 2 * phase), _shared(phases, 2 * phase + 1)
         for task in range(n_tasks):
-            _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1)
+            _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1, 0)

@@ -36,16 +36,17 @@ def few_rows(kind: str) -> Callable[[int, int, int], None]:
     return few_rows_kernel
 
 
-def many_rows(kind: str) -> Callable[[int, int, int], None]:
+def many_rows(kind: str) -> Callable[[int, int, int, int], None]:
     """The kernel of `kind` for any number of rows of x; arguments as those of `few_rows`, and a scratch.
 
-    The scratch is float32 `[parts, many_rows_scratch(d_in, n_x)]`; it is given as its address and its second size.
+    The scratch is float32 `[threads, many_rows_scratch(d_in, n_x)]`; it is given as its address and its second size.
+    Each thread has its own, which stays in its caches.
     """
 
-    def many_rows_kernel(given: int, part: int, parts: int) -> None:
+    def many_rows_kernel(given: int, part: int, parts: int, worker: int) -> None:
         rows, row_bytes, order, d_out, d_in, x, n_x, y, scratch, scratch_size = arguments(given, 10)
         step, row, strip = d_in * 4, padded_width(d_in) * 4, strip_rows(d_in, n_x)
-        w = address(scratch) + 4 * scratch_size * part
+        w = address(scratch) + 4 * scratch_size * worker
         kept = w + GROUP * row
         results = kept + strip * (GROUP // TILE_LEFT * KEPT_BYTES)
         groups = (d_out + GROUP - 1) // GROUP
