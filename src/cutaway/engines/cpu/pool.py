@@ -21,12 +21,10 @@ from time import perf_counter
 from typing import Any
 
 from cutaway.engines.cpu.compiling import machine_code
-from cutaway.engines.cpu.shared_words import LATE, WORDS, YIELD
+from cutaway.engines.cpu.shared_words import LEFT, WORDS, YIELD
 
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
-_PENALTIES = (0.002, 0.05)  # seconds for which kernels then run without helpers, at least and at most
-_FORGIVEN_AFTER = 256
-
+_TICK = 4e-10  # seconds, about
 
 NATIVE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)
 
@@ -47,9 +45,7 @@ class Pool:
         self._skip = -first % 64 // 8  # words up to the start of a cache line
         self._address = first + 8 * self._skip
         self._help, self._lead, self._alone = _turns()
-        self._alone_until = 0.0 if helpers else inf  # when helpers are asked again
-        self._penalty = _PENALTIES[0]
-        self._in_time = 0  # runs in a row in which no helper was late
+        self._alone_until = 0.0 if helpers else inf  # when helpers are woken again
         windows = sys.platform == "win32"
         system = ctypes.CDLL("kernel32" if windows else None)
         give_way = system.SwitchToThread if windows else system.sched_yield
@@ -62,9 +58,7 @@ class Pool:
         """Run `count` phases, whose table (see `code.pool.lead_kernel`) is at an address. One call at a time.
 
         A phase has at most 65,535 parts. A helper that was put aside by the system in the middle of a part costs a
-        wait of milliseconds. On a busy machine that would happen all the time, so after such a wait the rest of the
-        phases run without helpers, and so do kernels for a while: 2 ms, then 4, up to 50 while it goes on happening,
-        less again once it stops.
+        wait of milliseconds; after it the phases run without helpers for a while (`lead_kernel` says for how long).
         """
         if self._alone_until and perf_counter() < self._alone_until:
             self._alone(0, phases, count, 0)
@@ -72,13 +66,8 @@ class Pool:
         for _ in range(len(self._asleep)):
             self._asleep.pop().release()
         self._lead(self._address, phases, count, 0)
-        if self._shared[self._skip + LATE]:
-            self._alone_until, self._in_time = perf_counter() + self._penalty, 0
-            self._penalty = min(2 * self._penalty, _PENALTIES[1])
-            return
-        self._in_time += 1
-        if self._in_time == _FORGIVEN_AFTER:
-            self._in_time, self._penalty = 0, max(self._penalty / 2, _PENALTIES[0])
+        if left := self._shared[self._skip + LEFT]:
+            self._alone_until = perf_counter() + left * _TICK
 
     def _serve(self, worker: int) -> None:
         """A helper's life."""

@@ -9,10 +9,14 @@ from numba.extending import register_jitable
 
 from cutaway.engines.cpu.code.vectors import I8, I64, operation
 from cutaway.engines.cpu.processor import IS_X86
-from cutaway.engines.cpu.shared_words import DONE, LATE, NEXT, SERIAL, TASKS, YIELD
+from cutaway.engines.cpu.shared_words import ALONE_UNTIL, DONE, LEFT, NEXT, PENALTY, SERIAL, TASKS, YIELD
 
 PATIENCE = 4000  # looks at DONE before the caller offers its processor to others
 MOST_WAIT = 700_000  # ticks (0.3 ms) of waiting, beyond half the caller's own, that tell of a helper put aside
+PENALTIES = (500_000, 100_000_000)  # ticks (0.2 and 50 ms) for which a late helper is left out, at least and at most
+SOON = (
+    10_000_000  # ticks (5 ms) after it was asked again: a helper late within them is asked again later than last time
+)
 
 
 def _word(builder: Any, shared: Any, index: int) -> Any:
@@ -132,16 +136,16 @@ def help_kernel(shared: int, watches: int, worker: int) -> None:
 def lead_kernel(shared: int, phases: int, count: int) -> None:
     """The caller's turn: phase after phase, offer the parts, run those that it can claim itself, wait for the rest.
 
-    A phase is a table of tasks and their number; a task is a kernel, its arguments and its parts. LATE is set to
-    whether a helper was.
+    A phase is a table of tasks and their number; a task is a kernel, its arguments and its parts. After a helper was
+    late, phases are done without helpers for a while.
     """
-    late = False
+    alone_until = _shared(shared, ALONE_UNTIL)
     for phase in range(count):
         tasks, n_tasks = _shared(phases, 2 * phase), _shared(phases, 2 * phase + 1)
         parts = 0
         for task in range(n_tasks):
             parts += _shared(tasks, 3 * task + 2)
-        if late or parts == 1:
+        if parts == 1 or _ticks() < alone_until:
             for task in range(n_tasks):
                 _call(_shared(tasks, 3 * task), _shared(tasks, 3 * task + 1), 0, 1, 0)
             continue
@@ -164,9 +168,15 @@ def lead_kernel(shared: int, phases: int, count: int) -> None:
                     _pause()
                 else:  # whoever is late may be waiting for this very processor
                     _yield(shared)
-            # On a busy machine a helper is put aside again and again: the phases to come are done without.
-            late = _ticks() - since > MOST_WAIT + (since - published) // 2
-    _set(shared, LATE, 1 if late else 0)
+            # Once costs a wait. On a busy machine a helper is put aside again and again: that costs more than to do
+            # without, so whoever is late soon after it was asked again is asked less and less often.
+            if _ticks() - since > MOST_WAIT + (since - published) // 2:
+                again = published - alone_until < SOON
+                penalty = min(2 * _shared(shared, PENALTY), PENALTIES[1]) if again else PENALTIES[0]
+                alone_until = _ticks() + penalty
+                _set(shared, PENALTY, penalty)
+                _set(shared, ALONE_UNTIL, alone_until)
+    _set(shared, LEFT, max(alone_until - _ticks(), 0))
 
 
 def alone_kernel(unused: int, phases: int, count: int) -> None:
