@@ -8,7 +8,7 @@ from cutaway.engines.cpu.code.arithmetic import floats_upto, put_upto
 from cutaway.engines.cpu.code.sums import long_dots_of_group, padded_width
 from cutaway.engines.cpu.code.unpack import stored_dots, stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
-from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, WEAVES, strip
+from cutaway.engines.cpu.processor import GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, WEAVES, strip
 
 strip_rows = register_jitable(strip)
 WOVEN = 4 * LANES * TILE_LEFT  # bytes from sixteen numbers of a row to its next, woven
@@ -26,12 +26,7 @@ def few_rows(kind: str) -> Callable[[int, int, int], None]:
         groups, step = (d_out + 3) // 4, d_out * 4
         begin, stop = groups * part // parts * 4, min(groups * (part + 1) // parts * 4, d_out)
         xs, target = address(x), address(y)
-        if n_x == 1:
-            stored_dots(kind, 1, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
-        elif n_x <= 3:
-            stored_dots(kind, 3, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
-        else:
-            stored_dots(kind, FEW, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
+        stored_dots(kind, rows, row_bytes, order, begin, stop, xs, n_x, d_in, target, step)
 
     return few_rows_kernel
 

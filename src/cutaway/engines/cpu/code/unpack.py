@@ -31,7 +31,7 @@ from cutaway.engines.cpu.code.vectors import (
     load_some,
     operation,
 )
-from cutaway.engines.cpu.processor import LANES, PASS_LANES, has
+from cutaway.engines.cpu.processor import FEW, LANES, PASS_LANES, has
 
 
 @operation(types.void, ADDRESS, ADDRESS, types.int64, types.int64, constants=1)
@@ -80,26 +80,27 @@ def _stored_row(builder: Any, rows: Any, row_bytes: Any, order: Any, row: Any) -
 _W = types.int64
 
 
-@operation(types.void, _W, _W, _W, _W, _W, ADDRESS, _W, _W, ADDRESS, _W, constants=2)
-def stored_dots(builder: Any, kind: str, n_right: int, *given: Any) -> Any:
-    """Stored rows `begin` to `stop` times up to `n_right` rows of x, each dot product with the bits of `sums.dot`.
+@operation(types.void, _W, _W, _W, _W, _W, ADDRESS, _W, _W, ADDRESS, _W, constants=1)
+def stored_dots(builder: Any, kind: str, *given: Any) -> Any:
+    """Stored rows `begin` to `stop` times 1 to FEW rows of x, each dot product with the bits of `sums.dot`.
 
-    Constants: the kind, and `n_right`. Arguments: the weight's rows, its bytes from row to row, its order or 0,
-    `begin`, `stop`; the first row of x, how many rows there are (of fewer than `n_right` the last is taken again, and
-    again gives the same), their width; where the results of row 0 of the weight go, and the bytes from one row of
-    results to the next.
+    The kind is a constant. Arguments: the weight's rows, its bytes from row to row, its order or 0, `begin`, `stop`;
+    the first row of x, how many rows there are, their width; where the results of row 0 of the weight go, and the
+    bytes from one row of results to the next.
     """
     *weight, begin, stop, x, n_x, width, out, out_step = given
-    most = _left_at_once(n_right)
-    groups = builder.sdiv(builder.sub(stop, begin), I64(most))
-    with cgutils.for_range(builder, groups) as loop:
-        first = builder.add(begin, builder.mul(loop.index, I64(most)))
-        _few_dots(builder, kind, most, n_right, weight, first, x, n_x, width, out, out_step)
-    if most > 1:
-        rest = builder.add(begin, builder.mul(groups, I64(most)))
-        with cgutils.for_range(builder, builder.sub(stop, rest)) as loop:
-            first = builder.add(rest, loop.index)
-            _few_dots(builder, kind, 1, n_right, weight, first, x, n_x, width, out, out_step)
+    for n_right in range(1, FEW + 1):
+        with builder.if_then(builder.icmp_signed("==", n_x, I64(n_right))):
+            most = _left_at_once(n_right)
+            groups = builder.sdiv(builder.sub(stop, begin), I64(most))
+            with cgutils.for_range(builder, groups) as loop:
+                first = builder.add(begin, builder.mul(loop.index, I64(most)))
+                _few_dots(builder, kind, most, n_right, weight, first, x, width, out, out_step)
+            if most > 1:
+                rest = builder.add(begin, builder.mul(groups, I64(most)))
+                with cgutils.for_range(builder, builder.sub(stop, rest)) as loop:
+                    first = builder.add(rest, loop.index)
+                    _few_dots(builder, kind, 1, n_right, weight, first, x, width, out, out_step)
     return ir.Constant(I8.as_pointer(), None)
 
 
@@ -107,7 +108,7 @@ def _left_at_once(n_right: int) -> int:
     """Stored rows read side by side: enough sums at once to keep the processor busy, no more than its registers."""
     if has("avx512f"):
         return 4 if n_right <= 3 else 2
-    return 2 if n_right <= 3 else 1
+    return 2 if n_right <= 4 else 1
 
 
 def _lanes_at_once(n_right: int) -> int:
@@ -123,7 +124,6 @@ def _few_dots(
     weight: list[Any],
     first: Any,
     x: Any,
-    n_x: Any,
     width: Any,
     out: Any,
     out_step: Any,
@@ -133,8 +133,7 @@ def _few_dots(
     stored, row_bytes, order = weight
     rows = [_stored_row(builder, stored, row_bytes, order, builder.add(first, I64(i))) for i in range(n_left)]
     step = builder.mul(width, I64(4))
-    chosen = [I64(0)] + [_least(builder, I64(j), builder.sub(n_x, I64(1))) for j in range(1, n_right)]
-    xs = [builder.gep(x, [builder.mul(j, step)]) for j in chosen]
+    xs = [builder.gep(x, [builder.mul(I64(j), step)]) for j in range(n_right)]
     lanes_at_once = _lanes_at_once(n_right)
     lane_kind = ir.VectorType(ir.FloatType(), lanes_at_once)
     parts: list[list[list[Any]]] = [[[] for _ in xs] for _ in rows]  # of each pair's sums, a pass's lanes each
@@ -164,9 +163,9 @@ def _few_dots(
                     _add_products(builder, _end_of_row(builder, kind, row, width), first_lane, ends, sums[i])
         for i, j in product(range(n_left), range(n_right)):
             parts[i][j].append(builder.load(sums[i][j]))
-    for j, place in enumerate(chosen):
+    for j in range(n_right):
         totals = lane_sums(builder, [joined(builder, row[j]) for row in parts])
-        target = builder.gep(out, [builder.add(builder.mul(place, out_step), builder.mul(first, I64(4)))])
+        target = builder.gep(out, [builder.add(builder.mul(I64(j), out_step), builder.mul(first, I64(4)))])
         for i, value in enumerate(totals):
             pointer = builder.bitcast(builder.gep(target, [I64(4 * i)]), ir.FloatType().as_pointer())
             builder.store(value, pointer, align=4)
@@ -201,7 +200,3 @@ def _end_of_row(builder: Any, kind: str, row: Any, width: Any) -> Any:
         single = builder.bitcast(place, ir.FloatType().as_pointer())
         builder.store(value, builder.gep(single, [lane]))
     return builder.load(place)
-
-
-def _least(builder: Any, one: Any, other: Any) -> Any:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)
