@@ -8,6 +8,7 @@ row by row, in one fixed order whatever stands beside it.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -81,11 +82,11 @@ class Layout:
     def of(cls, lengths: Iterable[int], positions: Iterable[int] | None = None) -> "Layout":
         """Sequences of these lengths, one after another; each starting at `positions` (0 where not given)."""
         lengths = list(lengths)
-        starts = np.cumsum([0, *lengths])[:-1].tolist()
+        starts = accumulate(lengths[:-1], initial=0)
         firsts = list(positions) if positions is not None else [0] * len(lengths)
         segments = tuple(
             Segment(start, length, first, slot)
-            for slot, (start, length, first) in enumerate(zip(starts, lengths, firsts, strict=True))
+            for slot, (start, length, first) in enumerate(zip(starts, lengths, firsts, strict=bool(lengths)))
         )
         return cls(segments, tuple(block for segment in segments for block in row_blocks(segment)))
 

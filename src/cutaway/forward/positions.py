@@ -1,5 +1,6 @@
 """Where a token stands: sinusoidal rows to add, and the angles that rotary attention turns by (chapter 10)."""
 
+from functools import lru_cache
 from math import ceil, floor, log, pi
 
 import numpy as np
@@ -70,12 +71,17 @@ def settled(spec: RotarySpec, earlier: int, later: int) -> bool:
 
     Where it does not hold, a longer sequence changes every row, the first one's too.
     """
+    if not isinstance(spec.scaling, DynamicScaling | FactorScaling):
+        return True
     one, other = frequencies(spec, earlier), frequencies(spec, later)
     return one[1] == other[1] and np.array_equal(one[0], other[0])
 
 
+@lru_cache(64)  # asked for at every token
 def _plain(base: float, dims: int) -> np.ndarray:
-    return base ** (-np.arange(0, dims, 2) / dims)
+    plain = base ** (-np.arange(0, dims, 2) / dims)
+    plain.setflags(write=False)
+    return plain
 
 
 def _llama3(plain: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:

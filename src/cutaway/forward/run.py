@@ -35,5 +35,6 @@ class Run:
 
     @classmethod
     def of(cls, engine: Engine, spec: ModelSpec, layout: Layout, caches: Sequence[KVCache] | None = None) -> "Run":
-        kinds = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
-        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout) for kind in kinds})
+        # By identity first: to hash the same one for every layer takes as long as a small kernel.
+        kinds = {id(kind): kind for layer in spec.layers if (kind := layer.attention.rotary) is not None}.values()
+        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout) for kind in set(kinds)})
