@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 import cutaway
+from cutaway.trace.capture.plan import overview_points
 from cutaway.trace.draw import draw_trace
-from cutaway.trace.plan import overview_points
 
 PROMPT = "the cat sat on it"
 COLUMNS = 104

@@ -13,7 +13,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import Pass, transformer
 from cutaway.points import Point, points_of
 from cutaway.spec import FeedForwardSpec, LayerSpec, ModelSpec
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.capture.recorder import Recorder
 
 MOST_ROWS = 32  # of a fused layer
 NOT_SHOWN = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.head_out"})  # what makes a layer go by stages

@@ -39,7 +39,7 @@ from cutaway.spec import (
 )
 from cutaway.spec.catalog import gpt2_like, llama_like
 from cutaway.text.tokenizer import Tokenizer
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.capture.recorder import Recorder
 
 GPT2 = gpt2_like("small-gpt2", vocab_size=23, d_model=12, n_layers=2, n_heads=3, n_max=200)
 LLAMA = llama_like(

@@ -27,7 +27,7 @@ from cutaway.spec import (
     parameter_shapes,
 )
 from cutaway.spec.catalog import catalog_spec, gpt2_like
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.capture.recorder import Recorder
 from lecture import PROMPT, plain_spec
 from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model
 

@@ -16,7 +16,7 @@ from cutaway.forward.transformer import transformer
 from cutaway.points import POINTS, Point, Unwatched, find_points, layer_names, parse_point, points_of, shape_symbols
 from cutaway.points.foreign import FOREIGN
 from cutaway.spec import ExpertsSpec, LayerSpec, ModelSpec, NormSpec, PositionsSpec
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.capture.recorder import Recorder
 from random_models import (
     GPT2,
     LIKE,

@@ -34,7 +34,7 @@ from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.adapting import read_adapters, scaled
 from cutaway.trace.against import against_transformers, points_to_compare
-from cutaway.trace.bill import Bill
+from cutaway.trace.capture.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edit import Edit
 from cutaway.trace.edit_json import read_edits

@@ -26,8 +26,8 @@ from cutaway.spec import (
     PositionsSpec,
     RotarySpec,
 )
+from cutaway.trace.capture.recorder import Recorder
 from cutaway.trace.identities import deviation
-from cutaway.trace.recorder import Recorder
 
 EXACT, SINGLE = 1e-10, 1e-5
 LENGTHS = (1, 6, 70)

@@ -13,6 +13,7 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.forward.transformer import transformer
 from cutaway.points import POINTS, Point, points_of
+from cutaway.trace.capture.recorder import ROW_BLOCKS
 from cutaway.trace.edits import (
     Add,
     Drop,
@@ -27,7 +28,6 @@ from cutaway.trace.edits import (
     Zero,
     difference_of_means,
 )
-from cutaway.trace.recorder import ROW_BLOCKS
 from random_models import GPT2, LIKE, LLAMA, POST, by_hand, random_ids, random_model, specs
 
 

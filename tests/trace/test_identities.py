@@ -25,8 +25,8 @@ from cutaway.spec import (
     RotarySpec,
     RouterSpec,
 )
+from cutaway.trace.capture.plan import make_plan
 from cutaway.trace.identities import RULES, identities
-from cutaway.trace.plan import make_plan
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.trace import Trace
 from cutaway.trace.verify import verify

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import cutaway
 from cutaway.errors import CutawayError
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
+from cutaway.trace.capture.plan import overview_points
 from cutaway.trace.edges import hidden_cells, strongest_edge
-from cutaway.trace.plan import overview_points
 from cutaway.trace.report import plain_numbers, report
 from random_models import random_ids, random_model, specs
 

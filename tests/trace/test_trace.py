@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cutaway import CutawayError
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.points import Point, points_of
-from cutaway.trace.recorder import ROW_BLOCKS
+from cutaway.trace.capture.recorder import ROW_BLOCKS
 from random_models import (
     GPT2,
     LIKE,

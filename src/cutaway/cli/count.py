@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from cutaway.checkpoints.load import spec_of
-    from cutaway.trace.counted import counted, shapes, speed_bounds
+    from cutaway.trace.capture.counted import counted, shapes, speed_bounds
 
     if options.tokens < 1 or (options.context is not None and options.context < 0):
         raise CutawayError(

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json(told)
     else:
-        from cutaway.trace.bill import in_units
+        from cutaway.trace.capture.bill import in_units
 
         count = len(folder.files)
         print(

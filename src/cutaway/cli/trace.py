@@ -43,9 +43,9 @@ def run(options: argparse.Namespace) -> int:
     model = load_model(options)
 
     from cutaway.points import parse_point
+    from cutaway.trace.capture.plan import overview_points
     from cutaway.trace.draw import draw_opening
     from cutaway.trace.edits import read_edits
-    from cutaway.trace.plan import overview_points
     from cutaway.trace.report import head_index, layer_index, opening, report
 
     # Whatever can be refused is refused before the pass is run.

@@ -11,7 +11,7 @@ from cutaway.generate.response import Request
 from cutaway.generate.sampling import Sampling
 from cutaway.points import Point, choice_points, find_points, points_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.plan import listed, split_address
+from cutaway.trace.capture.plan import listed, split_address
 from cutaway.trace.running import Points
 
 ALWAYS = ("sample.draw", "sample.token")

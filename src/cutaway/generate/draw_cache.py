@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cutaway.forward.cache import HeldLayer
 from cutaway.spec.work import flops_in_units
-from cutaway.trace.bill import in_units
+from cutaway.trace.capture.bill import in_units
 from cutaway.trace.page import LIKELY, NEGATIVE, POSITIVE, Page, fit
 
 if TYPE_CHECKING:

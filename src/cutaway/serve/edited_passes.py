@@ -22,12 +22,12 @@ from cutaway.points import Point
 from cutaway.serve.joined import Joined, Part, lengthened
 from cutaway.serve.passes import Strand, Text, captured_of, readable
 from cutaway.trace import Prompt, Trace
+from cutaway.trace.capture.plan import Plan, make_plan
+from cutaway.trace.capture.recorder import Cut
 from cutaway.trace.edit import Edit
 from cutaway.trace.edit_kinds import Drop, Knockout, PointEdit, Scale, Zero
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import Done, Editing
-from cutaway.trace.plan import Plan, make_plan
-from cutaway.trace.recorder import Cut
 from cutaway.trace.running import Machine, Watching, rerun, traced
 from cutaway.trace.without import Without
 

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from cutaway.points import Point, dot_inputs, layer_names, points_of
 from cutaway.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
-from cutaway.trace.plan import head_input
+from cutaway.trace.capture.plan import head_input
 
 _ACTIVATIONS = {
     "silu": r"\mathrm{SiLU}",

@@ -8,9 +8,9 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import Point
 from cutaway.serve.arithmetic import Arithmetic
+from cutaway.trace.capture.plan import made_from
 from cutaway.trace.derive import row_blocks_point
 from cutaway.trace.edges import hidden_cells
-from cutaway.trace.plan import made_from
 
 if TYPE_CHECKING:
     from cutaway.model import Model

@@ -17,9 +17,9 @@ from cutaway.points import Point, dot_inputs, layer_names, points_of
 from cutaway.serve.joined import Joined, Part, Used, lengthened, shortened
 from cutaway.spec import ModelSpec
 from cutaway.trace import Prompt, Trace
-from cutaway.trace.bill import activation_bytes
-from cutaway.trace.plan import OVERVIEW, Plan, make_plan
-from cutaway.trace.recorder import ROW_BLOCKS, Cut, Recorder
+from cutaway.trace.capture.bill import activation_bytes
+from cutaway.trace.capture.plan import OVERVIEW, Plan, make_plan
+from cutaway.trace.capture.recorder import ROW_BLOCKS, Cut, Recorder
 from cutaway.trace.running import Machine, Watching, traced
 
 if TYPE_CHECKING:

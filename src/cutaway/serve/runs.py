@@ -27,9 +27,9 @@ from cutaway.serve.passes import (
     whole_trace,
 )
 from cutaway.spec import ModelSpec
-from cutaway.trace.bill import activation_bytes
+from cutaway.trace.capture.bill import activation_bytes
+from cutaway.trace.capture.plan import made_from
 from cutaway.trace.edits import Edit
-from cutaway.trace.plan import made_from
 
 if TYPE_CHECKING:
     from cutaway.model import Model

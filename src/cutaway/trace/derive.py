@@ -11,7 +11,7 @@ from cutaway.forward.head import logits
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, Unwatched
 from cutaway.spec import ModelSpec
-from cutaway.trace.recorder import Recorder
+from cutaway.trace.capture.recorder import Recorder
 
 _WHOLE = ("attn.dots", "attn.scores")  # defined for every pair of tokens, seen or not
 

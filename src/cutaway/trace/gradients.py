@@ -14,7 +14,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, parse_point
 from cutaway.spec import ModelSpec
-from cutaway.trace.plan import Plan, make_plan
+from cutaway.trace.capture.plan import Plan, make_plan
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace

@@ -12,7 +12,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
 from cutaway.progress import progress
 from cutaway.trace.adapting import Adapter, ReadAdapter, read_adapters
-from cutaway.trace.bill import free_memory
+from cutaway.trace.capture.bill import free_memory
 from cutaway.trace.edit import Edit
 
 AT_ONCE = 1 << 22  # numbers that are worked out at a time: what stands in memory beside the finished matrix

@@ -21,16 +21,16 @@ from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, shape_symbols
 from cutaway.spec import ModelSpec
 from cutaway.trace.adapting import adapted
-from cutaway.trace.bill import Bill, bill
+from cutaway.trace.capture.bill import Bill, bill
+from cutaway.trace.capture.plan import Plan, make_plan
+from cutaway.trace.capture.recorder import Cut, Recorder
+from cutaway.trace.capture.spill import Spill
 from cutaway.trace.edit import Edit
 from cutaway.trace.edited import Edited
 from cutaway.trace.editing import Editing
 from cutaway.trace.finite import first_nonfinite
-from cutaway.trace.plan import Plan, make_plan
 from cutaway.trace.prompt import Prompt
-from cutaway.trace.recorder import Cut, Recorder
 from cutaway.trace.selection import selection
-from cutaway.trace.spill import Spill
 from cutaway.trace.trace import Trace, rows_asked
 
 Step = TypeVar("Step")

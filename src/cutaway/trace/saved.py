@@ -13,11 +13,11 @@ from cutaway.points import Point, parse_point
 from cutaway.reading import Unreadable, parsed_object
 from cutaway.spec import ModelSpec
 from cutaway.spec.plain import spec_from_json
+from cutaway.trace.capture.plan import Plan, split_address
+from cutaway.trace.capture.recorder import Cut
+from cutaway.trace.capture.reductions import Reduced, parse_reduction
 from cutaway.trace.export import FORMAT, LAST_LOGITS
-from cutaway.trace.plan import Plan, split_address
 from cutaway.trace.prompt import Prompt
-from cutaway.trace.recorder import Cut
-from cutaway.trace.reductions import Reduced, parse_reduction
 from cutaway.trace.trace import Trace
 
 

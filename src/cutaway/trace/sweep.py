@@ -9,7 +9,7 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.forward.context import warn_beyond_context
 from cutaway.progress import progress
-from cutaway.trace.bill import free_memory
+from cutaway.trace.capture.bill import free_memory
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import Fed, Given, PromptLike, fed
 from cutaway.trace.running import Machine, Watching

@@ -17,7 +17,7 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.points import POINTS
-from cutaway.trace.plan import Plan
+from cutaway.trace.capture.plan import Plan
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.trace import rows_asked
 

@@ -10,10 +10,10 @@ from cutaway.engines.protocol import Engine
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point
 from cutaway.spec import ModelSpec
+from cutaway.trace.capture.plan import ROW_BLOCKS, Plan, made_from
+from cutaway.trace.capture.recorder import Cut
+from cutaway.trace.capture.reductions import Accumulator, Reduced
 from cutaway.trace.derive import head_out_point, logits_point, pattern_rows, row_blocks_point
-from cutaway.trace.plan import ROW_BLOCKS, Plan, made_from
-from cutaway.trace.recorder import Cut
-from cutaway.trace.reductions import Accumulator, Reduced
 
 
 class Values:

@@ -14,11 +14,11 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Point, Tap, points_of
 from cutaway.spec import ModelSpec
+from cutaway.trace.capture.plan import make_plan
+from cutaway.trace.capture.recorder import ROW_BLOCKS, Recorder
 from cutaway.trace.check import Check, deviation
 from cutaway.trace.identities import identities
-from cutaway.trace.plan import make_plan
 from cutaway.trace.prompt import Prompt
-from cutaway.trace.recorder import ROW_BLOCKS, Recorder
 from cutaway.trace.trace import Trace
 
 # Cached against whole, whose products BLAS may round differently: relative to the largest logit.

@@ -12,9 +12,9 @@ from cutaway.engines.layout import BLOCK
 from cutaway.errors import CutawayError
 from cutaway.points import Point, points_of, shape_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.plan import ROW_BLOCKS, Plan
-from cutaway.trace.recorder import Cut
-from cutaway.trace.reductions import Reduced
+from cutaway.trace.capture.plan import ROW_BLOCKS, Plan
+from cutaway.trace.capture.recorder import Cut
+from cutaway.trace.capture.reductions import Reduced
 
 WHOLE_NUMBERS = ("tokens", "moe.chosen")  # int64, whatever the engine computes in
 

@@ -14,8 +14,8 @@ from cutaway.engines import make_engine
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.points import POINTS, Point, points_of, shape_of
 from cutaway.spec.catalog import llama_like
+from cutaway.trace.capture.recorder import Cut
 from cutaway.trace.edits import Scale, Zero
-from cutaway.trace.recorder import Cut
 from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
 
 # Choosing heads, choosing by a function

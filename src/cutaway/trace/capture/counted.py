@@ -7,7 +7,7 @@ from cutaway.points import POINTS, Point, shape_symbols
 from cutaway.spec import ModelSpec, describe, parameter_shapes
 from cutaway.spec.count import BITS_PER_WEIGHT
 from cutaway.spec.work import TRAINING, pass_work, total_flops
-from cutaway.trace.bill import activation_bytes, activation_shapes
+from cutaway.trace.capture.bill import activation_bytes, activation_shapes
 
 
 def counted(spec: ModelSpec, tokens: int, context: int) -> dict[str, Any]:

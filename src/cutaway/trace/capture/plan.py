@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cutaway.errors import CutawayError
 from cutaway.points import Pattern, Point, dot_inputs, find_points, points_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.reductions import Reduced, parse_reduction
+from cutaway.trace.capture.reductions import Reduced, parse_reduction
 
 ROW_BLOCKS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")  # made block by block, T × T in all
 

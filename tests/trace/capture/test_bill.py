@@ -8,7 +8,7 @@ from cutaway import CutawayError
 from cutaway.engines import make_engine
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.spec.catalog import llama_like
-from cutaway.trace.bill import free_memory
+from cutaway.trace.capture.bill import free_memory
 from cutaway.trace.edits import Scale, Zero
 from random_models import LIKE, LLAMA, random_ids, random_model
 
@@ -130,7 +130,7 @@ def test_a_capture_over_the_limit_is_refused_before_the_run_and_says_what_to_dro
 
 
 def test_without_a_limit_half_of_the_free_memory_is_allowed(monkeypatch):
-    monkeypatch.setattr("cutaway.trace.bill.free_memory", lambda: 10_000)
+    monkeypatch.setattr("cutaway.trace.capture.bill.free_memory", lambda: 10_000)
     model, ids = random_model(LLAMA), random_ids(LLAMA, 50)
     with pytest.raises(CutawayError, match=r"more than half of the memory that is free \(5\.0 kB\)"):
         model.trace(ids)
