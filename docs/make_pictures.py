@@ -11,7 +11,7 @@ from rich.terminal_theme import TerminalTheme
 
 import cutaway
 from cutaway.trace.capture.plan import overview_points
-from cutaway.trace.draw import draw_trace
+from cutaway.trace.drawing.overview import draw_trace
 
 PROMPT = "the cat sat on it"
 COLUMNS = 104

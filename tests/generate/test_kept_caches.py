@@ -12,7 +12,7 @@ from cutaway import CutawayError, load
 from cutaway.engines.layout import CHUNK
 from cutaway.generate import Basic
 from cutaway.spec.work import total_flops
-from cutaway.trace.page import Page
+from cutaway.trace.drawing.page import Page
 from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model, with_attention
 
 PROMPT = "<BOS> dragon drinks"

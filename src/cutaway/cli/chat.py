@@ -169,7 +169,7 @@ def _show_ids(conversation: "Conversation") -> None:
     """Every token of the next prompt under its role: what the template writes, and the message's own words."""
     from rich.text import Text
 
-    from cutaway.trace.page import LIKELY, Page, quoted
+    from cutaway.trace.drawing.page import LIKELY, Page, quoted
 
     page, tokenizer = Page.on(), conversation.model.tokenizer
     whole = 0

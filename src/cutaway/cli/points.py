@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
         print_json({"model": spec.name, "layers": spec.n_layers, "points": [_told(point, spec) for point in points]})
         return 0
     rows = [(address, _told(point, spec)) for address, point in _grouped(points, spec)]
-    from cutaway.trace.page import Page
+    from cutaway.trace.drawing.page import Page
 
     page = Page.on()
     wide = max(len(address) for address, _ in rows)

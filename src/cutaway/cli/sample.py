@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 def _logits(options: argparse.Namespace) -> "tuple[str, np.ndarray, list[Row]]":
     """What they are those of, the logits, and the tokens that are named: those given, or the likeliest."""
     from cutaway.generate.lab import Row, likeliest_rows, read_logits
-    from cutaway.trace.page import quoted
+    from cutaway.trace.drawing.page import quoted
     from cutaway.trace.trace import shortened
 
     if options.logits is not None:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
         other = load(options.against, engine=options.engine, dtype=options.dtype)
 
-    from cutaway.trace.draw_score import draw_score, told
+    from cutaway.trace.drawing.score import draw_score, told
     from cutaway.trace.score import Total
 
     total, listed = Total(), []

@@ -87,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _draw(index: int, trace: "Trace") -> None:
     """One prompt: of each value its shape and its first numbers."""
-    from cutaway.trace.page import Page, numbers
+    from cutaway.trace.drawing.page import Page, numbers
     from cutaway.trace.trace import shortened
 
     page = Page.on()

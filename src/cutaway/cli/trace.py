@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
 
     from cutaway.points import parse_point
     from cutaway.trace.capture.plan import overview_points
-    from cutaway.trace.draw import draw_opening
+    from cutaway.trace.drawing.overview import draw_opening
+    from cutaway.trace.drawing.report import head_index, layer_index, opening, report
     from cutaway.trace.edits import read_edits
-    from cutaway.trace.report import head_index, layer_index, opening, report
 
     # Whatever can be refused is refused before the pass is run.
     spec = model.spec
@@ -72,15 +72,15 @@ def run(options: argparse.Namespace) -> int:
         return 0
 
     if point is not None:
-        from cutaway.trace.tensor import draw_point
+        from cutaway.trace.drawing.tensor import draw_point
 
         draw_point(trace, point, head=head, origin=model.origin, opened=opened)
     elif head is not None:
-        from cutaway.trace.heatmap import draw_head
+        from cutaway.trace.drawing.heatmap import draw_head
 
         draw_head(trace, layer, head, origin=model.origin, opened=opened)
     else:
-        from cutaway.trace.draw import draw_trace
+        from cutaway.trace.drawing.overview import draw_trace
 
         draw_trace(trace, layer, top=top, origin=model.origin, opened=opened)
     return 0
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _refuse_idle(options: argparse.Namespace, spec: "ModelSpec", point: "Point | None") -> None:
     """Raise CutawayError for an option that would change nothing of what is shown, or contradicts another."""
-    from cutaway.trace.report import layer_index
+    from cutaway.trace.drawing.report import layer_index
 
     if options.top is not None and options.top < 1:
         raise CutawayError(f"--top is {options.top}; ask for at least 1.")

@@ -17,7 +17,7 @@ from cutaway.spec import ModelSpec
 from cutaway.spec.work import flops_in_units, total_flops
 
 if TYPE_CHECKING:
-    from cutaway.trace.page import Page
+    from cutaway.trace.drawing.page import Page
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from rich.text import Text
 from cutaway.forward.cache import HeldLayer
 from cutaway.spec.work import flops_in_units
 from cutaway.trace.capture.bill import in_units
-from cutaway.trace.page import LIKELY, NEGATIVE, POSITIVE, Page, fit
+from cutaway.trace.drawing.page import LIKELY, NEGATIVE, POSITIVE, Page, fit
 
 if TYPE_CHECKING:
     from cutaway.generate.cache_use import CacheUse

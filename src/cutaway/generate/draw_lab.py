@@ -3,7 +3,7 @@
 from rich.text import Text
 
 from cutaway.generate.lab import Lab, stretched
-from cutaway.trace.page import HATCH, LIKELY, NEGATIVE, POSITIVE, STREAM, Page, bar, fit
+from cutaway.trace.drawing.page import HATCH, LIKELY, NEGATIVE, POSITIVE, STREAM, Page, bar, fit
 
 LEVELS = " ▁▂▃▄▅▆▇█"
 CURVE_ROWS = 3

@@ -11,7 +11,7 @@ from cutaway.generate.draw_lab import percent
 from cutaway.generate.loop import Generation
 from cutaway.generate.repetition import Repetition, repetition
 from cutaway.generate.response import Step
-from cutaway.trace.page import LIKELY, NEGATIVE, POSITIVE, Page, bar, fit, quoted
+from cutaway.trace.drawing.page import LIKELY, NEGATIVE, POSITIVE, Page, bar, fit, quoted
 
 Piece = Callable[[int], str]
 BETWEEN = " │ "

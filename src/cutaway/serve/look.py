@@ -10,7 +10,7 @@ from cutaway.points import Point
 from cutaway.serve.arithmetic import Arithmetic
 from cutaway.trace.capture.plan import made_from
 from cutaway.trace.derive import row_blocks_point
-from cutaway.trace.edges import hidden_cells
+from cutaway.trace.drawing.edges import hidden_cells
 
 if TYPE_CHECKING:
     from cutaway.model import Model

@@ -60,7 +60,7 @@ class Score:
 
     def show(self) -> None:
         """Print the text, each token coloured by how much it surprises."""
-        from cutaway.trace.draw_score import draw_score
+        from cutaway.trace.drawing.score import draw_score
 
         draw_score(self)
 

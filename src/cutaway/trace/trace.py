@@ -239,7 +239,7 @@ class Trace(Connected):
 
     def show(self, layer: int = 0) -> None:
         """Print the pass, stage by stage, with the stages of one layer in full."""
-        from cutaway.trace.draw import draw_trace
+        from cutaway.trace.drawing.overview import draw_trace
 
         draw_trace(self, layer=layer)
 

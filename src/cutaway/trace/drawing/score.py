@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.trace.page import Page, number, quoted, weight_style
+from cutaway.trace.drawing.page import Page, number, quoted, weight_style
 
 if TYPE_CHECKING:
     from cutaway.trace.score import Score, Total

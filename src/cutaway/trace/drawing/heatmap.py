@@ -8,11 +8,11 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.trace.draw import draw_opening
-from cutaway.trace.edges import hidden_cells
-from cutaway.trace.edit_report import draw_edits
-from cutaway.trace.page import HATCH, Page, fit, quoted, weight_style
-from cutaway.trace.report import head_index, layer_index, report
+from cutaway.trace.drawing.edges import hidden_cells
+from cutaway.trace.drawing.edits import draw_edits
+from cutaway.trace.drawing.overview import draw_opening
+from cutaway.trace.drawing.page import HATCH, Page, fit, quoted, weight_style
+from cutaway.trace.drawing.report import head_index, layer_index, report
 from cutaway.trace.trace import Trace
 
 _WIDEST_CELL = 9

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
-from cutaway.trace.chips import draw_chips
-from cutaway.trace.edit_report import draw_edits
-from cutaway.trace.page import (
+from cutaway.trace.drawing.chips import draw_chips
+from cutaway.trace.drawing.edits import draw_edits
+from cutaway.trace.drawing.page import (
     ATTENTION,
     FEED_FORWARD,
     LIKELY,
@@ -22,7 +22,7 @@ from cutaway.trace.page import (
     quoted,
     size,
 )
-from cutaway.trace.report import report
+from cutaway.trace.drawing.report import report
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace

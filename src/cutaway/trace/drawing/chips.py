@@ -7,7 +7,7 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
-from cutaway.trace.page import CHIP, CHIP_SPACE, Page, fit
+from cutaway.trace.drawing.page import CHIP, CHIP_SPACE, Page, fit
 
 Token = Mapping[str, Any] | None  # as in a report; None where some are left out
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from cutaway.errors import CutawayError
+from cutaway.trace.drawing.page import LIKELY, Page, bar, fit, quoted
 from cutaway.trace.next_tokens import softmax
-from cutaway.trace.page import LIKELY, Page, bar, fit, quoted
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace

@@ -14,11 +14,11 @@ import cutaway
 from cutaway.points import parse_point
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec
 from cutaway.trace.capture.plan import overview_points
-from cutaway.trace.chips import draw_chips
-from cutaway.trace.draw import draw_trace
-from cutaway.trace.heatmap import draw_head
-from cutaway.trace.page import Page, bar, fit, number, size, weight_style
-from cutaway.trace.tensor import draw_point
+from cutaway.trace.drawing.chips import draw_chips
+from cutaway.trace.drawing.heatmap import draw_head
+from cutaway.trace.drawing.overview import draw_trace
+from cutaway.trace.drawing.page import Page, bar, fit, number, size, weight_style
+from cutaway.trace.drawing.tensor import draw_point
 from random_models import random_ids, random_model, specs
 
 

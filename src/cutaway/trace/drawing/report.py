@@ -11,8 +11,8 @@ from cutaway.points import Point, parse_point, points_of, shape_symbols
 from cutaway.progress import progress
 from cutaway.spec import ModelSpec
 from cutaway.spec.check import is_whole
-from cutaway.trace.edges import strongest_edge
-from cutaway.trace.edit_report import edits_told
+from cutaway.trace.drawing.edges import strongest_edge
+from cutaway.trace.drawing.edits import edits_told
 from cutaway.trace.prompt import Prompt
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import cutaway
 from cutaway.errors import CutawayError
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RotarySpec
 from cutaway.trace.capture.plan import overview_points
-from cutaway.trace.edges import hidden_cells, strongest_edge
-from cutaway.trace.report import plain_numbers, report
+from cutaway.trace.drawing.edges import hidden_cells, strongest_edge
+from cutaway.trace.drawing.report import plain_numbers, report
 from random_models import random_ids, random_model, specs
 
 PROMPT = "<BOS> dragon drinks potion"
