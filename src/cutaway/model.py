@@ -32,13 +32,13 @@ from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
-from cutaway.trace.adapting import read_adapters, scaled
 from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.capture.bill import Bill
 from cutaway.trace.connecting import connected
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_json import read_edits
-from cutaway.trace.merging import as_computed, merged_checkpoint
+from cutaway.trace.edits.adapting import read_adapters, scaled
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.merging import as_computed, merged_checkpoint
+from cutaway.trace.edits.plain import read_edits
 from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score

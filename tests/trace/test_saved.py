@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 import cutaway
 from cutaway import CutawayError
 from cutaway.trace.edits import Replace, Scale
-from cutaway.trace.without import Without
+from cutaway.trace.edits.without import Without
 from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model
 
 

@@ -15,10 +15,10 @@ from cutaway.generate.response import Request, Step
 from cutaway.generate.settings import Settings, refuse_shortcuts
 from cutaway.points import Tap, Unwatched
 from cutaway.spec import ModelSpec
-from cutaway.trace.adapting import Count, ReadAdapter, adapted
-from cutaway.trace.edit import Edit
-from cutaway.trace.edited import Edited
-from cutaway.trace.editing import Done, EditedPass, Editing
+from cutaway.trace.edits.adapting import Count, ReadAdapter, adapted
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.edited import Edited
+from cutaway.trace.edits.editing import Done, EditedPass, Editing
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.running import Machine, Watching, edits_around, rerun

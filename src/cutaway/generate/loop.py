@@ -14,7 +14,7 @@ from cutaway.generate.response import Finish, Request, Response, Step
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
-from cutaway.trace.edited import EditReport, summed
+from cutaway.trace.edits.edited import EditReport, summed
 from cutaway.trace.trace import shortened
 
 

@@ -18,8 +18,8 @@ from cutaway.generate.edited import EditedSequence, Guarded, InSequence, Kind, K
 from cutaway.generate.response import Request
 from cutaway.points import Unwatched
 from cutaway.spec import DynamicScaling, ModelSpec
-from cutaway.trace.adapting import apart
-from cutaway.trace.editing import EditedPass
+from cutaway.trace.edits.adapting import apart
+from cutaway.trace.edits.editing import EditedPass
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.running import Machine
 from cutaway.trace.sweep_pass import Apart

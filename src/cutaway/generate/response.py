@@ -16,8 +16,8 @@ from cutaway.generate.stopping import StopStrings
 from cutaway.points import Point
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Trace
-from cutaway.trace.edit import Edit
-from cutaway.trace.edited import EditReport
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.edited import EditReport
 
 Finish = Literal["length", "stop token", "stop string", "context", "callback", "cancelled"]
 

@@ -24,12 +24,12 @@ from cutaway.serve.passes import Strand, Text, captured_of, readable
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.capture.plan import Plan, make_plan
 from cutaway.trace.capture.recorder import Cut
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_kinds import Drop, Knockout, PointEdit, Scale, Zero
-from cutaway.trace.edited import Edited
-from cutaway.trace.editing import Done, Editing
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.edited import Edited
+from cutaway.trace.edits.editing import Done, Editing
+from cutaway.trace.edits.kinds import Drop, Knockout, PointEdit, Scale, Zero
+from cutaway.trace.edits.without import Without
 from cutaway.trace.running import Machine, Watching, rerun, traced
-from cutaway.trace.without import Without
 
 if TYPE_CHECKING:
     from cutaway.model import Model

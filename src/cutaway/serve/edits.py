@@ -4,9 +4,9 @@ from cutaway.errors import CutawayError
 from cutaway.serve.protocol import EditCard
 from cutaway.spec import ModelSpec
 from cutaway.trace import Trace
-from cutaway.trace.edit_json import edit_from_json
 from cutaway.trace.edits import Edit
-from cutaway.trace.without import PARTS, Without
+from cutaway.trace.edits.plain import edit_from_json
+from cutaway.trace.edits.without import PARTS, Without
 
 MOST_EDITS = 32
 

@@ -7,10 +7,10 @@ import numpy as np
 from cutaway.engines.layout import Layout
 from cutaway.errors import CutawayError
 from cutaway.points import Tap
-from cutaway.trace.adapting import adapted
-from cutaway.trace.edited import Edited
 from cutaway.trace.edited_graph import EditedGraph
-from cutaway.trace.editing import Editing
+from cutaway.trace.edits.adapting import adapted
+from cutaway.trace.edits.edited import Edited
+from cutaway.trace.edits.editing import Editing
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.gradients import require_gradients, run_connected
 from cutaway.trace.prompt import Prompt

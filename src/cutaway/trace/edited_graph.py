@@ -12,10 +12,10 @@ import numpy as np
 
 from cutaway.engines.protocol import Array, Engine
 from cutaway.errors import CutawayError
-from cutaway.trace.applying import Here, Met, apply_edit, fitting, meets, refuse_blind_queries
-from cutaway.trace.edit_kinds import Add, Drop, Function, Knockout, Mean, PointEdit, Replace, Resample, Scale, Zero
-from cutaway.trace.editing import EditedPass
-from cutaway.trace.without import put
+from cutaway.trace.edits.applying import Here, Met, apply_edit, fitting, meets, refuse_blind_queries
+from cutaway.trace.edits.editing import EditedPass
+from cutaway.trace.edits.kinds import Add, Drop, Function, Knockout, Mean, PointEdit, Replace, Resample, Scale, Zero
+from cutaway.trace.edits.without import put
 
 if TYPE_CHECKING:
     import torch

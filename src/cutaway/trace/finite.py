@@ -9,7 +9,7 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import POINTS, Point, Tap
 from cutaway.spec import ModelSpec
-from cutaway.trace.edit_kinds import COMPETING
+from cutaway.trace.edits.kinds import COMPETING
 
 
 class _Found(Exception):

@@ -20,17 +20,17 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, shape_symbols
 from cutaway.spec import ModelSpec
-from cutaway.trace.adapting import adapted
 from cutaway.trace.capture.bill import Bill, bill
 from cutaway.trace.capture.plan import Plan, make_plan
 from cutaway.trace.capture.recorder import Cut, Recorder
 from cutaway.trace.capture.spill import Spill
-from cutaway.trace.edit import Edit
-from cutaway.trace.edited import Edited
-from cutaway.trace.editing import Editing
+from cutaway.trace.edits.adapting import adapted
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.edited import Edited
+from cutaway.trace.edits.editing import Editing
+from cutaway.trace.edits.selection import selection
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.prompt import Prompt
-from cutaway.trace.selection import selection
 from cutaway.trace.trace import Trace, rows_asked
 
 Step = TypeVar("Step")

@@ -21,7 +21,7 @@ from cutaway.errors import CutawayError
 from cutaway.forward.transformer import transformer
 from cutaway.spec.plain import spec_to_json
 from cutaway.trace.capture.plan import listed
-from cutaway.trace.edit import Edit
+from cutaway.trace.edits.edit import Edit
 from cutaway.trace.running import Machine
 from cutaway.trace.sweep import Sweep
 from cutaway.trace.sweep_folder import INDEX, Index, ShardTold, SweepFolder, read_index

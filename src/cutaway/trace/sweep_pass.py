@@ -12,12 +12,12 @@ from cutaway.errors import CutawayError
 from cutaway.forward.transformer import Pass, transformer
 from cutaway.points import POINTS, Point, Tap
 from cutaway.spec import ModelSpec
-from cutaway.trace.adapting import adapted, apart
 from cutaway.trace.capture.bill import Bill, bill
 from cutaway.trace.capture.plan import Plan
 from cutaway.trace.capture.recorder import Cut, Recorder
-from cutaway.trace.edited import Edited
-from cutaway.trace.editing import EditedPass, Editing, as_shown
+from cutaway.trace.edits.adapting import adapted, apart
+from cutaway.trace.edits.edited import Edited
+from cutaway.trace.edits.editing import EditedPass, Editing, as_shown
 from cutaway.trace.prompts import Fed
 from cutaway.trace.running import Machine, Watching, finite_results, planned, rerun, unedited_run, value_type
 from cutaway.trace.trace import Trace, rows_asked

@@ -7,8 +7,8 @@ from typing import Any, TypedDict
 from cutaway.errors import CutawayError
 from cutaway.points import find_points
 from cutaway.spec.check import is_whole
-from cutaway.trace.adapting import ReadAdapter
 from cutaway.trace.capture.plan import listed, make_plan
+from cutaway.trace.edits.adapting import ReadAdapter
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import PromptLike
 from cutaway.trace.running import Machine, Points, Watching, heads_kept

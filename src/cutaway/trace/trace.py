@@ -25,7 +25,7 @@ from cutaway.trace.prompt import Prompt
 from cutaway.trace.values import Values
 
 if TYPE_CHECKING:
-    from cutaway.trace.edited import Edited, EditReport
+    from cutaway.trace.edits.edited import Edited, EditReport
 
 REMEMBERED = 4  # worked-out values that a trace holds on to, so that one may be read head by head
 

@@ -16,9 +16,9 @@ from cutaway.errors import CutawayError
 from cutaway.points import POINTS, Point
 from cutaway.spec import ExpertsSpec, ModelSpec
 from cutaway.spec.check import is_whole
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_sources import mean_of, resampled, source_block
-from cutaway.trace.selection import SELECTIONS, Place, in_words, selection
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.selection import SELECTIONS, Place, in_words, selection
+from cutaway.trace.edits.sources import mean_of, resampled, source_block
 
 # Where being left out of what follows is −∞ and not 0: what a softmax, or the choice of experts, reads.
 COMPETING = ("attn.scores", "attn.masked", "moe.router_logits", "moe.scores")

@@ -14,9 +14,9 @@ from cutaway.forward.cache import KVCache
 from cutaway.forward.transformer import transformer
 from cutaway.points import Unwatched, points_of
 from cutaway.spec import LatentSpec, NormSpec, RotarySpec
-from cutaway.trace.editing import Editing
 from cutaway.trace.edits import Add, Drop, Freeze, Keep, Knockout, Mean, Replace, Resample, Scale, Zero
-from cutaway.trace.without import Without
+from cutaway.trace.edits.editing import Editing
+from cutaway.trace.edits.without import Without
 from random_models import GPT2, LLAMA, CountingEngine, random_ids, random_model, specs, with_attention
 
 POINTS = ["layers.*.attn.pattern", "layers.*.resid_post", "layers.*.attn.k_rot", "logits"]

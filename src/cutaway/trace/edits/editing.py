@@ -12,13 +12,13 @@ from cutaway.engines.protocol import Array, Engine
 from cutaway.errors import CutawayError
 from cutaway.points import Point, Tap, find_points
 from cutaway.spec import ModelSpec
-from cutaway.trace.adapting import Adapter, ReadAdapter, felt_at
-from cutaway.trace.applying import Here, apply_edit, seen_keys
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_kinds import Function, Knockout, PointEdit, Replace, Resample
-from cutaway.trace.edit_sources import check_source
-from cutaway.trace.selection import check_selection, first_position, rows_chosen
-from cutaway.trace.without import Without, put
+from cutaway.trace.edits.adapting import Adapter, ReadAdapter, felt_at
+from cutaway.trace.edits.applying import Here, apply_edit, seen_keys
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.kinds import Function, Knockout, PointEdit, Replace, Resample
+from cutaway.trace.edits.selection import check_selection, first_position, rows_chosen
+from cutaway.trace.edits.sources import check_source
+from cutaway.trace.edits.without import Without, put
 
 if TYPE_CHECKING:
     from cutaway.trace.trace import Trace

@@ -10,8 +10,8 @@ from cutaway.errors import CutawayError
 from cutaway.forward.attention import visible
 from cutaway.points import Point
 from cutaway.spec import ExpertsSpec, ModelSpec
-from cutaway.trace.edit_kinds import Keep, PointEdit
-from cutaway.trace.selection import AXES, SELECTIONS, Place, rows_chosen
+from cutaway.trace.edits.kinds import Keep, PointEdit
+from cutaway.trace.edits.selection import AXES, SELECTIONS, Place, rows_chosen
 
 
 @dataclass(frozen=True, eq=False)

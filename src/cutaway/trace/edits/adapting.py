@@ -15,8 +15,8 @@ from cutaway.engines.protocol import LowRank
 from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_sources import file_stamp
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.sources import file_stamp
 
 if TYPE_CHECKING:
     from cutaway.checkpoints import adapter

@@ -11,8 +11,8 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.points import Point, parse_point, shape_of
 from cutaway.spec import ModelSpec
+from cutaway.trace.edits.selection import Place, resolved_positions
 from cutaway.trace.saved import open_trace
-from cutaway.trace.selection import Place, resolved_positions
 from cutaway.trace.trace import Trace
 
 

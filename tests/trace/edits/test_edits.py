@@ -368,7 +368,7 @@ def test_the_bidirectional_encoder_is_edited_too():
 
 def test_positions_of_a_packed_pass_are_those_of_each_sequence():
     from cutaway.points import Unwatched
-    from cutaway.trace.editing import Editing
+    from cutaway.trace.edits.editing import Editing
 
     engine = NumpyEngine("float64")
     model, sequences = random_model(LLAMA, engine=engine), [random_ids(LLAMA, n, n) for n in (4, 7)]

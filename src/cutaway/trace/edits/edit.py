@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.trace.edit_sources import file_stamp, source_traces
+from cutaway.trace.edits.sources import file_stamp, source_traces
 
 _serials: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 _next = itertools.count(1)

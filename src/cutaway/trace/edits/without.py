@@ -15,7 +15,7 @@ from cutaway.errors import CutawayError
 from cutaway.points import Point, layer_names, points_of
 from cutaway.points.find import layer_range
 from cutaway.spec import LayerSpec, ModelSpec
-from cutaway.trace.edit import Edit
+from cutaway.trace.edits.edit import Edit
 
 # Points whose values are put, added up, in the place of another's; none: 0.
 Instead = dict[Point, tuple[Point, ...]]

@@ -9,8 +9,8 @@ import numpy as np
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
 from cutaway.trace.difference import Moved
-from cutaway.trace.edit import Edit
-from cutaway.trace.editing import Done
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.editing import Done
 
 Rerun = Callable[[Sequence[Edit]], np.ndarray | None]
 

@@ -8,8 +8,7 @@ from safetensors.numpy import load_file
 
 from adapters import adaptable, of_llama, with_magnitudes, write_adapter
 from cutaway.errors import CutawayError
-from cutaway.trace import merging
-from cutaway.trace.edits import Adapter, Zero
+from cutaway.trace.edits import Adapter, Zero, merging
 from random_models import LLAMA, random_ids
 
 IDS = random_ids(LLAMA, 20).tolist()

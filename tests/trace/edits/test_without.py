@@ -11,9 +11,9 @@ from cutaway import CutawayError
 from cutaway.forward.transformer import transformer
 from cutaway.points import points_of
 from cutaway.spec import NormSpec
-from cutaway.trace.edit_json import edit_from_json
 from cutaway.trace.edits import Keep
-from cutaway.trace.without import PARTS, Without
+from cutaway.trace.edits.plain import edit_from_json
+from cutaway.trace.edits.without import PARTS, Without
 from random_models import GPT2, LLAMA, POST, random_ids, random_model, specs, with_attention, with_layers
 
 

@@ -11,9 +11,9 @@ from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.forward.parameters import Parameters
 from cutaway.progress import progress
-from cutaway.trace.adapting import Adapter, ReadAdapter, read_adapters
 from cutaway.trace.capture.bill import free_memory
-from cutaway.trace.edit import Edit
+from cutaway.trace.edits.adapting import Adapter, ReadAdapter, read_adapters
+from cutaway.trace.edits.edit import Edit
 
 AT_ONCE = 1 << 22  # numbers that are worked out at a time: what stands in memory beside the finished matrix
 

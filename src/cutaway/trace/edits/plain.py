@@ -8,10 +8,10 @@ from typing import Any
 
 from cutaway.errors import CutawayError
 from cutaway.reading import Unreadable, parsed
-from cutaway.trace.adapting import Adapter
-from cutaway.trace.edit import Edit
-from cutaway.trace.edit_kinds import KINDS
-from cutaway.trace.without import Without
+from cutaway.trace.edits.adapting import Adapter
+from cutaway.trace.edits.edit import Edit
+from cutaway.trace.edits.kinds import KINDS
+from cutaway.trace.edits.without import Without
 
 ALL_KINDS: dict[str, type[Edit]] = {**KINDS, Without.kind: Without, Adapter.kind: Adapter}
 

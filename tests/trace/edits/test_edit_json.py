@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from cutaway import CutawayError
-from cutaway.trace.edit import edits_key
-from cutaway.trace.edit_json import edit_from_json, read_edits
 from cutaway.trace.edits import (
     Add,
     Drop,
@@ -22,6 +20,8 @@ from cutaway.trace.edits import (
     Scale,
     Zero,
 )
+from cutaway.trace.edits.edit import edits_key
+from cutaway.trace.edits.plain import edit_from_json, read_edits
 from random_models import LLAMA, random_model
 
 
