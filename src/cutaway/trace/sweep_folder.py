@@ -60,7 +60,7 @@ def read_index(folder: Path) -> Index:
         return Index(told["settings"], [ShardTold(**shard) for shard in told["shards"]], bool(told["complete"]))
     except FileNotFoundError:
         raise CutawayError(f"There is no sweep in {folder}: it has no {INDEX}.") from None
-    except (OSError, Unreadable, KeyError, TypeError) as error:
+    except (OSError, ValueError, Unreadable, KeyError, TypeError) as error:  # ValueError: a NUL in the path
         raise CutawayError(f"{path} is no index of a sweep ({error}).") from None
 
 
