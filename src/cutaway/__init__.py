@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cutaway.model import Model, count, load
     from cutaway.trace import Trace, edits
     from cutaway.trace.saved import open_trace
-    from cutaway.trace.sweep_folder import open_sweep
+    from cutaway.trace.sweep.folder import open_sweep
 
 __version__ = "0.1.0"
 __all__ = ["CutawayError", "Model", "Trace", "__version__", "count", "edits", "load", "open_sweep", "open_trace"]
@@ -28,7 +28,7 @@ _HOMES = {
     "Model": "cutaway.model",
     "Trace": "cutaway.trace",
     "edits": "cutaway.trace",
-    "open_sweep": "cutaway.trace.sweep_folder",
+    "open_sweep": "cutaway.trace.sweep.folder",
     "open_trace": "cutaway.trace.saved",
 }
 

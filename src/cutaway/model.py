@@ -43,8 +43,8 @@ from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score
 from cutaway.trace.scoring import Scorer, Scoring, scores
-from cutaway.trace.sweep_folder import SweepFolder
-from cutaway.trace.sweeping import Sweeping, sweep
+from cutaway.trace.sweep.folder import SweepFolder
+from cutaway.trace.sweep.sweeping import Sweeping, sweep
 from cutaway.trace.text_vectors import text_vectors
 from cutaway.trace.verify import Check, verification_ids, verify
 

@@ -22,7 +22,7 @@ from cutaway.trace.edits.adapting import apart
 from cutaway.trace.edits.editing import EditedPass
 from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.running import Machine
-from cutaway.trace.sweep_pass import Apart
+from cutaway.trace.sweep.packed_pass import Apart
 
 
 @dataclass(frozen=True, eq=False)

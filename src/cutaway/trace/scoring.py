@@ -25,7 +25,7 @@ from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import PromptLike
 from cutaway.trace.running import Machine
 from cutaway.trace.score import Score
-from cutaway.trace.sweep_prompts import prompts_of
+from cutaway.trace.sweep.prompts import prompts_of
 
 
 class Scoring(TypedDict, total=False):

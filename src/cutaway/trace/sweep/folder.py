@@ -9,7 +9,7 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.reading import Unreadable, parsed_object
-from cutaway.trace.sweep_layout import FORMAT
+from cutaway.trace.sweep.layout import FORMAT
 
 INDEX = "index.json"
 

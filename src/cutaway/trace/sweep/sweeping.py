@@ -12,10 +12,10 @@ from cutaway.trace.edits.adapting import ReadAdapter
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import PromptLike
 from cutaway.trace.running import Machine, Points, Watching, heads_kept
-from cutaway.trace.sweep import Sweep
-from cutaway.trace.sweep_files import write_sweep
-from cutaway.trace.sweep_layout import Layout
-from cutaway.trace.sweep_prompts import prompts_of
+from cutaway.trace.sweep.files import write_sweep
+from cutaway.trace.sweep.layout import Layout
+from cutaway.trace.sweep.packing import Sweep
+from cutaway.trace.sweep.prompts import prompts_of
 from cutaway.trace.trace import Trace
 
 Reduce = str | Callable[[Trace], Mapping[str, Any]] | None

@@ -23,11 +23,11 @@ from cutaway.spec.plain import spec_to_json
 from cutaway.trace.capture.plan import listed
 from cutaway.trace.edits.edit import Edit
 from cutaway.trace.running import Machine
-from cutaway.trace.sweep import Sweep
-from cutaway.trace.sweep_folder import INDEX, Index, ShardTold, SweepFolder, read_index
-from cutaway.trace.sweep_layout import Layout
-from cutaway.trace.sweep_pass import Packed
-from cutaway.trace.sweep_prompts import new_digest, prompt_digest
+from cutaway.trace.sweep.folder import INDEX, Index, ShardTold, SweepFolder, read_index
+from cutaway.trace.sweep.layout import Layout
+from cutaway.trace.sweep.packed_pass import Packed
+from cutaway.trace.sweep.packing import Sweep
+from cutaway.trace.sweep.prompts import new_digest, prompt_digest
 
 SHARD_BYTES = 256_000_000  # a shard's values stand in memory until it is written
 _PROBED = 16  # ids of the pass by which a model is recognised

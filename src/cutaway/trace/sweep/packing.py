@@ -13,8 +13,8 @@ from cutaway.trace.capture.bill import free_memory
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import Fed, Given, PromptLike, fed
 from cutaway.trace.running import Machine, Watching
-from cutaway.trace.sweep_pass import InPrompt, Packed
-from cutaway.trace.sweep_prompts import SweepPrompts
+from cutaway.trace.sweep.packed_pass import InPrompt, Packed
+from cutaway.trace.sweep.prompts import SweepPrompts
 from cutaway.trace.trace import Trace
 
 

@@ -17,9 +17,9 @@ from cutaway import CutawayError
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.engines.weights import Weight
 from cutaway.spec.catalog import llama_like
-from cutaway.trace import sweep_layout
 from cutaway.trace.edits import Function, Zero
-from cutaway.trace.sweep_folder import SweepFolder
+from cutaway.trace.sweep import layout as sweep_layout
+from cutaway.trace.sweep.folder import SweepFolder
 from random_models import LLAMA, POST, random_ids, random_model
 
 POINTS = ["layers.*.resid_post", "layers.0.attn.pattern", "layers.1.mlp.out | mean"]
