@@ -84,6 +84,23 @@ def test_the_two_rows_of_a_dot_product_come_in_their_own_order_and_multiply_to_i
         assert len(left) == len(cell.terms) + cell.rest_count
 
 
+@given(specs(), st.integers(0, 2**32 - 1))
+@settings(max_examples=25)
+def test_what_one_head_adds_is_worked_out_alone_with_the_same_bits(spec, seed):
+    run = run_of(spec, seed)
+    point = Point("attn.head_out", spec.n_layers - 1)
+    for head, added in enumerate(run.value(point)):
+        np.testing.assert_array_equal(run.one_head(point, head), added)
+
+
+def test_what_an_edit_made_of_a_heads_part_is_what_is_shown(toy):
+    from cutaway.serve.edits import edits_of
+
+    point = Point("attn.head_out", 1)
+    run = Run(toy, toy.prompt("<BOS> dragon drinks"), edits_of([{"zero": str(point), "heads": [1]}])).look()
+    assert run.one_head(point, 0).any() and not run.one_head(point, 1).any()
+
+
 def test_a_turned_query_tells_its_pair_its_angle_and_both_products():
     run = run_of(LIKE["llama"])
     q = run.value(Point("attn.q", 1))[2, 3]

@@ -198,7 +198,7 @@ def test_a_head_of_a_long_prompt_is_worked_out_alone_with_the_same_numbers(lengt
     model = random_model(LLAMA)
     run = Run(model, model.prompt(random_ids(LLAMA, length).tolist()))
     pattern = run.trace["layers.1.attn.pattern"]
-    np.testing.assert_array_equal(run.look().square(Point("attn.pattern", 1), 3), pattern[3])
+    np.testing.assert_array_equal(run.look().one_head(Point("attn.pattern", 1), 3), pattern[3])
     np.testing.assert_allclose(head_row(run.look(), 1, 2, 300), [pattern[2, 300], pattern[2, :, 300]])
     data = atlas(run.trace, 1, 2)
     start = 4 + int.from_bytes(data[:4], "little")

@@ -21,7 +21,7 @@ SHOWN = 8  # terms of a sum that are told one by one
 LONGEST_ROW = 4096  # factors of a dot product that are told in their own order
 
 Value = Callable[[Point], np.ndarray]  # the run's tensor at a point
-Square = Callable[[Point, int], np.ndarray]  # `[T, S]` of one head of a T × T point
+OneHead = Callable[[Point, int], np.ndarray]  # one head of a T × T point `[T, S]`, or of `attn.head_out` `[T, d]`
 
 
 class Arithmetic:
@@ -32,11 +32,11 @@ class Arithmetic:
         spec: ModelSpec,
         parameters: Parameters,
         value: Value,
-        square: Square,
+        one_head: OneHead,
         pieces: Sequence[str],
         edited: Collection[str] = (),
     ) -> None:
-        self._spec, self._parameters, self._value, self._square = spec, parameters, value, square
+        self._spec, self._parameters, self._value, self._one_head = spec, parameters, value, one_head
         self._pieces, self._edited = pieces, edited
 
     def cell(self, point: Point, at: Sequence[int]) -> Cell:
@@ -45,7 +45,7 @@ class Arithmetic:
         explain = self._explainers().get(point.name)
         made = explain(point, at, found) if explain is not None else Made()
         hidden = bool(np.isneginf(found)) or (
-            point.name == "attn.pattern" and found == 0.0 and np.isneginf(self._square(_masked(point), at[0])[at[1:]])
+            point.name == "attn.pattern" and found == 0.0 and np.isneginf(self._one_head(_masked(point), at[0])[at[1:]])
         )
         rest = made.products[SHOWN:]
         return Cell(
@@ -65,10 +65,12 @@ class Arithmetic:
 
     def _found(self, point: Point, at: Sequence[int]) -> float:
         squared = point.info.shape[-1] == "S"
-        shape = self._value(point).shape if not squared else (self._heads(point), len(self._pieces), len(self._pieces))
+        by_head = squared or point.name == "attn.head_out"  # of these only the head that is asked for is worked out
+        width = len(self._pieces) if squared else self._spec.d_model
+        shape = (self._heads(point), len(self._pieces), width) if by_head else self._value(point).shape
         if len(at) != len(shape) or any(not 0 <= i < n for i, n in zip(at, shape, strict=False)):
             raise CutawayError(f"{point} has shape {list(shape)}; there is no number at {list(at)}.")
-        return float(self._square(point, at[0])[at[1], at[2]] if squared else self._value(point)[tuple(at)])
+        return float(self._one_head(point, at[0])[at[1], at[2]] if by_head else self._value(point)[tuple(at)])
 
     def _heads(self, point: Point) -> int:
         return self._spec.layers[point.layer or 0].attention.n_heads
@@ -306,7 +308,7 @@ class Arithmetic:
 
     def _scaled(self, point: Point, at: Sequence[int], found: float) -> Made:
         spec = self._spec.layers[point.layer or 0].attention
-        dot = float(self._square(Point("attn.dots", point.layer), at[0])[at[1], at[2]])
+        dot = float(self._one_head(Point("attn.dots", point.layer), at[0])[at[1], at[2]])
         by = rf"\sqrt{{{spec.d_head}}}" if spec.scale is None else number(1 / spec.scale)
         scaled = rf"\frac{{{number(dot)}}}{{{by}}}"
         if spec.growth is not None:
@@ -317,14 +319,14 @@ class Arithmetic:
         return Made(steps=[rf"{scaled} = {number(found)}"])
 
     def _masked(self, point: Point, at: Sequence[int], found: float) -> Made:
-        score = float(self._square(Point("attn.scores", point.layer), at[0])[at[1], at[2]])
+        score = float(self._one_head(Point("attn.scores", point.layer), at[0])[at[1], at[2]])
         told = (
             rf"{number(score)} - \infty = -\infty" if np.isneginf(found) else rf"{number(score)} + 0 = {number(found)}"
         )
         return Made(steps=[told])
 
     def _softmax(self, point: Point, at: Sequence[int], found: float) -> Made:
-        row = self._square(_masked(point), at[0])[at[1]].astype(np.float64)
+        row = self._one_head(_masked(point), at[0])[at[1]].astype(np.float64)
         score = float(row[at[2]])
         if np.isneginf(score):
             return Made(steps=[r"e^{-\infty} = 0"])
@@ -340,7 +342,7 @@ class Arithmetic:
     def _mixed(self, point: Point, at: Sequence[int], found: float) -> Made:
         head, t, c = at
         v = self._value(Point("attn.v", point.layer))
-        weights = self._square(Point("attn.pattern", point.layer), head)[t]
+        weights = self._one_head(Point("attn.pattern", point.layer), head)[t]
         values = v[head * len(v) // self._heads(point), :, c]
         names = [self._token(s) for s in range(len(weights))]
         return dotted("weight", "value", weights, values, names)

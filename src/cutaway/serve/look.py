@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cutaway.engines.layout import Layout
 from cutaway.errors import CutawayError
 from cutaway.points import Point
 from cutaway.serve.arithmetic import Arithmetic
 from cutaway.trace.capture.plan import made_from
-from cutaway.trace.derive import row_blocks_point
+from cutaway.trace.derive import head_out_point, row_blocks_point
 from cutaway.trace.drawing.edges import hidden_cells
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Look:
         """What explains single numbers."""
         run = self._run
         return Arithmetic(
-            run.trace.spec, run.model.parameters, self.value, self.square, self.prompt.pieces, run.edited_points
+            run.trace.spec, run.model.parameters, self.value, self.one_head, self.prompt.pieces, run.edited_points
         )
 
     def value(self, point: Point) -> np.ndarray:
@@ -48,8 +49,16 @@ class Look:
             raise CutawayError(f"The logits of all {self.length} positions are too many to hold; ask for the last row.")
         return self._holding(point)[point]
 
-    def square(self, point: Point, head: int) -> np.ndarray:
-        """`[T, S]` of one head of a T × T point; of long prompts only the heads that are looked at are worked out."""
+    def one_head(self, point: Point, head: int) -> np.ndarray:
+        """`[T, S]` of one head of a T × T point, or its `[T, d]` of `attn.head_out`; the same bits as among all heads.
+
+        Only the heads that are looked at are worked out: of T × T points in long prompts, of `attn.head_out`, where
+        every head takes a product with all of W_O, in any.
+        """
+        if point.name == "attn.head_out":
+            if str(point) in self._run.edited_points:  # what was edited is stored, not worked out again
+                return self.value(point)[head]
+            return self._run.squares.get((point, head), lambda: self._through_output(point, head))
         if self.length <= _WHOLE_SQUARES or self._run.edits:  # what was edited is stored, not worked out again
             return self.value(point)[head]
         return self._run.squares.get((point, head), lambda: self._square(point, head))
@@ -67,6 +76,22 @@ class Look:
         one = engine.array(q[head : head + 1]), engine.array(k[group : group + 1])
         made: np.ndarray = engine.numpy(row_blocks_point(engine, spec, point, *one))[0]
         return made
+
+    def _through_output(self, point: Point, head: int) -> np.ndarray:
+        model, z = self.model, self.value(Point("attn.z", point.layer))[head : head + 1]
+        layout = Layout.of([self.length])
+        made = head_out_point(
+            model.engine,
+            self.trace.spec,
+            model.parameters,
+            point,
+            model.engine.array(z),
+            layout,
+            range(self.length),
+            [head],
+        )
+        out: np.ndarray = model.engine.numpy(made)[0]
+        return out
 
     def _holding(self, point: Point) -> "Trace":
         for trace in self._traces:

@@ -57,7 +57,7 @@ def _lengths_bytes(name: str, lengths: np.ndarray) -> bytes:
 
 def head_row(run: Look, layer: int, head: int, position: int) -> np.ndarray:
     """What token `position` gives and gets in a head's pattern: `[2, T]`, its row and its column."""
-    pattern = run.square(Point("attn.pattern", layer), head)
+    pattern = run.one_head(Point("attn.pattern", layer), head)
     return np.stack([pattern[position], pattern[:, position]])
 
 
@@ -65,9 +65,9 @@ def _cut(run: Look, asked: Slice) -> np.ndarray:
     """`[heads, rows, columns]`."""
     point, (first, stop), (left, right) = asked.point, asked.rows, asked.columns
     here = (slice(first, stop), slice(left, right))
-    if point.info.shape[-1] == "S":
+    if point.info.shape[-1] == "S" or (point.name == "attn.head_out" and asked.head is not None):
         heads = range(shape3(point, run)[0]) if asked.head is None else (asked.head,)
-        squares = [run.square(point, head)[here] for head in heads]
+        squares = [run.one_head(point, head)[here] for head in heads]
         return squares[0][None] if len(squares) == 1 else np.stack(squares)
     if point.name == "logits" and (first, stop) == (run.length - 1, run.length):
         return run.trace.last_logits[None, None, left:right]
