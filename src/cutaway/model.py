@@ -32,7 +32,6 @@ from cutaway.points import all_points
 from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
-from cutaway.trace.against import against_transformers, points_to_compare
 from cutaway.trace.capture.bill import Bill
 from cutaway.trace.connecting import connected
 from cutaway.trace.edits.adapting import read_adapters, scaled
@@ -46,7 +45,8 @@ from cutaway.trace.scoring import Scorer, Scoring, scores
 from cutaway.trace.sweep.folder import SweepFolder
 from cutaway.trace.sweep.sweeping import Sweeping, sweep
 from cutaway.trace.text_vectors import text_vectors
-from cutaway.trace.verify import Check, verification_ids, verify
+from cutaway.trace.verification.against import against_transformers, points_to_compare
+from cutaway.trace.verification.verify import Check, verification_ids, verify
 
 Edits = Edit | Mapping[str, Any] | str | Iterable[Edit | Mapping[str, Any] | str]
 

@@ -8,7 +8,7 @@ import pytest
 from cutaway.cli import doctor
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.model import Model
-from cutaway.trace.identities import Check
+from cutaway.trace.verification.identities import Check
 
 
 @pytest.fixture

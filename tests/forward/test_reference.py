@@ -27,7 +27,7 @@ from cutaway.spec import (
     RotarySpec,
 )
 from cutaway.trace.capture.recorder import Recorder
-from cutaway.trace.identities import deviation
+from cutaway.trace.verification.identities import deviation
 
 EXACT, SINGLE = 1e-10, 1e-5
 LENGTHS = (1, 6, 70)

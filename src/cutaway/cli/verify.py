@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cutaway.cli.arguments import add_engine, load_model, print_json
 
 if TYPE_CHECKING:
-    from cutaway.trace.identities import Check
+    from cutaway.trace.verification.identities import Check
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

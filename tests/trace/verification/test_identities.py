@@ -26,10 +26,10 @@ from cutaway.spec import (
     RouterSpec,
 )
 from cutaway.trace.capture.plan import make_plan
-from cutaway.trace.identities import RULES, identities
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.trace import Trace
-from cutaway.trace.verify import verify
+from cutaway.trace.verification.identities import RULES, identities
+from cutaway.trace.verification.verify import verify
 from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, random_parameters
 
 RMS = NormSpec("rms", 1e-6)

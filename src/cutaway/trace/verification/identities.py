@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from cutaway.forward.parameters import Parameters
-from cutaway.trace import attention_identities as attention
-from cutaway.trace import feedforward_identities as feedforward
-from cutaway.trace.check import ACTIVATIONS, Check, Inside, deviation, largest, normed, product
 from cutaway.trace.trace import Trace
+from cutaway.trace.verification import attention, feedforward
+from cutaway.trace.verification.check import ACTIVATIONS, Check, Inside, deviation, largest, normed, product
 
 # How far rounding alone may carry the two sides apart, by the engine's precision.
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5, "bfloat16": 0.02, "float16": 2.5e-3}

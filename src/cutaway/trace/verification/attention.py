@@ -6,7 +6,7 @@ from cutaway.forward.heads import join_heads, split_heads
 from cutaway.forward.positions import frequencies
 from cutaway.points import dot_inputs
 from cutaway.spec import AttentionSpec, LatentSpec, RotarySpec
-from cutaway.trace.check import Inside, deviation, largest, normed, product, softmax
+from cutaway.trace.verification.check import Inside, deviation, largest, normed, product, softmax
 
 
 def projections(here: Inside) -> float:

@@ -10,8 +10,8 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.spec import ModelSpec
-from cutaway.trace.check import Check, deviation
 from cutaway.trace.trace import Trace
+from cutaway.trace.verification.check import Check, deviation
 
 # transformers works in float32 in some places even in a float64 model (norms, rotations, softmaxes).
 AGAINST_TOLERANCE = {"float32": 1e-4, "float64": 1e-5, "bfloat16": 0.1, "float16": 0.02}

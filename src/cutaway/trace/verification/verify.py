@@ -16,10 +16,10 @@ from cutaway.points import Point, Tap, points_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.capture.plan import make_plan
 from cutaway.trace.capture.recorder import ROW_BLOCKS, Recorder
-from cutaway.trace.check import Check, deviation
-from cutaway.trace.identities import identities
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.trace import Trace
+from cutaway.trace.verification.check import Check, deviation
+from cutaway.trace.verification.identities import identities
 
 # Cached against whole, whose products BLAS may round differently: relative to the largest logit.
 CACHED_TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.1, "float16": 0.02}

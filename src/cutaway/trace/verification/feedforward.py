@@ -3,7 +3,7 @@
 import numpy as np
 
 from cutaway.spec import ExpertsSpec, FeedForwardSpec, RouterSpec
-from cutaway.trace.check import ACTIVATIONS, Inside, deviation, largest, product, sigmoid, softmax
+from cutaway.trace.verification.check import ACTIVATIONS, Inside, deviation, largest, product, sigmoid, softmax
 
 
 def widening(here: Inside) -> float | None:
