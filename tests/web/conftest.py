@@ -66,14 +66,15 @@ def serving() -> Serving:
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "because", "it", "was", "tired", "and", "ran"]
 
 
-def word_model(folder: Path, config: Any) -> str:
+def word_model(folder: Path, config: Any, kind: str = "AutoModelForCausalLM") -> str:
     """A tiny model of this transformers configuration with random weights, whose tokens are words; its folder."""
     import torch
+    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(config)
+    made = getattr(transformers, kind).from_config(config)
     for parameter in made.parameters():
         if parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)

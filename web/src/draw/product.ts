@@ -46,13 +46,13 @@ export function paintProduct(
     const scale = scaleOf(values);
     const codes = Uint8Array.from(values, (value) => codeOf(value, kind, scale));
     drawMatrix(c, { codes, rows: 1, columns: n, kind }, 0, y, width, STRIP, colours);
-    if (each >= 38) {
+    if (each >= 44) {
       c.textAlign = "center";
       c.textBaseline = "middle";
       c.font = `450 11px ${font}`;
       values.forEach((value, i) => {
         c.fillStyle = wantsDarkLetters(tableOf(kind, colours)[codes[i]]) ? "#16181b" : "#ffffff";
-        c.fillText(number(value, 3), (i + 0.5) * each, y + STRIP / 2 + 0.5);
+        c.fillText(number(value, each < 54 ? 2 : 3), (i + 0.5) * each, y + STRIP / 2 + 0.5);
       });
     }
   });

@@ -3,6 +3,7 @@ import { api, type RunRequest, type SliceRequest, type Tensor } from "../api";
 import type { Manifest, ModelCard } from "../protocol";
 import { ranked } from "../sampling";
 import { type Atlas, emptyAtlas, receive } from "../draw/atlas";
+import type { View } from "./permalink";
 import { layerKind, pointCard } from "./points";
 
 /** Everything that a view draws of one pass; replaced at once when the next pass has come. */
@@ -29,9 +30,10 @@ export async function look(
   card: ModelCard,
   at: number,
   head: number,
+  view: View,
 ): Promise<Shown> {
   const layer = Math.min(at, card.sizes.N - 1);
-  const { manifest, tensors } = await api.run({ model: card.name, ...asked, slices: slicesOf(card, layer, head) });
+  const { manifest, tensors } = await api.run({ model: card.name, ...asked, slices: slicesOf(card, layer, head, view) });
   const flow = new Map(tensors.map((tensor) => [tensor.point, tensor]));
   const taken = (name: string): Tensor | undefined => {
     const tensor = flow.get(name);
@@ -51,28 +53,31 @@ export async function flowOf(
   card: ModelCard,
   layer: number,
   head: number,
+  view: View,
   signal?: AbortSignal,
 ): Promise<Map<string, Tensor>> {
-  const found = await api.tensors(run, slicesOf(card, layer, head), signal);
+  const found = await api.tensors(run, slicesOf(card, layer, head, view), signal);
   return new Map(found.map((tensor) => [tensor.point, tensor]));
 }
 
-function slicesOf(card: ModelCard, layer: number, chosen: number): SliceRequest[] {
+function slicesOf(card: ModelCard, layer: number, chosen: number, view: View): SliceRequest[] {
   const kind = layerKind(card, layer);
   const head = Math.min(chosen, kind.sizes.H - 1);
   const added = pointCard(card, "embed.positions") ? ["embed.tokens", "embed.positions"] : [];
   const outside = [...added, "embed.out", "final.norm"].filter((name) => pointCard(card, name));
   const slices = outside.map((point) => ({ point, most_rows: FLOW_ROWS, most_columns: FLOW_COLUMNS }) as SliceRequest);
   for (const point of kind.points) {
-    if (["attn.head_out", "moe.expert_out"].includes(point.name)) continue;
+    if (point.name === "moe.expert_out") continue;
+    const own = point.name === "attn.head_out"; // worked out only where one head's steps are drawn
+    if (own && view !== "heads") continue;
     if (["moe.chosen", "moe.gates"].includes(point.name)) {
       slices.push({ point: `layers.${layer}.${point.name}`, format: "f32" }); // who goes where, to the token
       continue;
     }
-    const square = point.symbols.at(-1) === "S"; // of these only the chosen head is drawn
+    const square = point.symbols.at(-1) === "S";
     slices.push({
       point: `layers.${layer}.${point.name}`,
-      ...(square ? { head } : {}),
+      ...(square || own ? { head } : {}), // of these only the chosen head is drawn
       most_rows: FLOW_ROWS,
       most_columns: square ? FLOW_ROWS : FLOW_COLUMNS,
     });

@@ -213,13 +213,13 @@ class Session extends Looking {
       return;
     }
     const serial = ++this.#serial;
-    const head = this.head;
+    const { head, view } = this;
     const prompt = this.ids === null ? { prompt: this.text } : { ids: this.ids };
     // A run of the model before is let go of once nothing of it is drawn any more.
     const former = this.#plain && this.#plain.model !== card.name ? this.#plain.run : null;
     const after = this.#plain && former === null ? { after: this.#plain.run } : {};
     const plain = async (): Promise<Shown> => {
-      const found = await look({ ...prompt, ...after }, card, this.layer, this.head);
+      const found = await look({ ...prompt, ...after }, card, this.layer, this.head, this.view);
       this.#plain = { run: found.manifest.run, model: card.name };
       return found;
     };
@@ -229,7 +229,7 @@ class Session extends Looking {
       if (this.edits.length > 0) {
         const edits = JSON.stringify(this.edits);
         const last = this.#edited?.model === card.name && this.#edited.edits === edits ? { after: this.#edited.run } : {};
-        shown = await look({ ...prompt, edits: this.edits, ...last }, card, this.layer, this.head);
+        shown = await look({ ...prompt, edits: this.edits, ...last }, card, this.layer, this.head, this.view);
         this.#edited = { run: shown.manifest.run, model: card.name, edits };
         ghost = await plain();
       } else shown = await plain();
@@ -246,7 +246,7 @@ class Session extends Looking {
       if (former !== null) api.leave(former);
       this.link();
       if (this.view === "heads") void this.loadAtlas();
-      if (shown.layer !== this.layer || head !== this.head) void this.loadLayer(); // turned on meanwhile
+      if (shown.layer !== this.layer || head !== this.head || view !== this.view) void this.loadLayer(); // turned on meanwhile
     } catch (error) {
       if (serial === this.#serial) this.fail(error);
     }
@@ -266,8 +266,8 @@ class Session extends Looking {
     this.#loading.abort(); // who turns on before a layer has come does not wait for it
     const { signal } = (this.#loading = new AbortController());
     try {
-      const flow = await flowOf(shown.manifest.run, shown.card, layer, head, signal);
-      const before = this.ghost && (await flowOf(this.ghost.manifest.run, shown.card, layer, head, signal));
+      const flow = await flowOf(shown.manifest.run, shown.card, layer, head, this.view, signal);
+      const before = this.ghost && (await flowOf(this.ghost.manifest.run, shown.card, layer, head, this.view, signal));
       if (this.shown?.manifest.run !== shown.manifest.run || this.layer !== layer || this.head !== head) return;
       this.shown = { ...this.shown, layer, flow };
       if (this.ghost && before) this.ghost = { ...this.ghost, layer, flow: before };
@@ -310,7 +310,9 @@ class Session extends Looking {
   show(view: View): void {
     this.view = view;
     this.link();
-    if (view === "heads") void this.loadAtlas();
+    if (view !== "heads") return;
+    void this.loadAtlas();
+    if (!this.shown?.flow.has(`layers.${this.shown.layer}.attn.head_out`)) void this.loadLayer();
   }
 
   /** Open a point in the inspector, and perhaps one of its cells. */
