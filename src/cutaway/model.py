@@ -33,11 +33,11 @@ from cutaway.spec import Count, ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.capture.bill import Bill
-from cutaway.trace.connecting import connected
 from cutaway.trace.edits.adapting import read_adapters, scaled
 from cutaway.trace.edits.edit import Edit
 from cutaway.trace.edits.merging import as_computed, merged_checkpoint
 from cutaway.trace.edits.plain import read_edits
+from cutaway.trace.gradients.connecting import connected
 from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
 from cutaway.trace.score import Score

@@ -17,9 +17,9 @@ from cutaway.spec.check import is_whole
 from cutaway.trace.capture.plan import Plan, split_address
 from cutaway.trace.capture.recorder import Cut
 from cutaway.trace.capture.reductions import Reduced, parse_reduction
+from cutaway.trace.connected import Connected
 from cutaway.trace.difference import Difference
 from cutaway.trace.export import save_trace
-from cutaway.trace.gradients import Connected
 from cutaway.trace.next_tokens import NextToken, softmax
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.values import Values

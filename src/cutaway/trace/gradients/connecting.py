@@ -7,12 +7,13 @@ import numpy as np
 from cutaway.engines.layout import Layout
 from cutaway.errors import CutawayError
 from cutaway.points import Tap
-from cutaway.trace.edited_graph import EditedGraph
+from cutaway.trace.connected import require_gradients
 from cutaway.trace.edits.adapting import adapted
 from cutaway.trace.edits.edited import Edited
 from cutaway.trace.edits.editing import Editing
 from cutaway.trace.finite import first_nonfinite
-from cutaway.trace.gradients import require_gradients, run_connected
+from cutaway.trace.gradients.edited_graph import EditedGraph
+from cutaway.trace.gradients.graph import run_connected
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.running import Machine, Watching, edits_around, rerun, unedited_run
 from cutaway.trace.trace import Trace

@@ -1,8 +1,8 @@
-"""Gradients of a number that was made from a pass, at the points of that pass, and what they say of a change there."""
+"""The graph of a pass: its values as tensors that remember how they were made, and the way back through them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, parse_point
 from cutaway.spec import ModelSpec
 from cutaway.trace.capture.plan import Plan, make_plan
-
-if TYPE_CHECKING:
-    from cutaway.trace.trace import Trace
 
 Metric = Callable[["Tensors"], Any]  # a number (a tensor of one element) from the tensors of a pass
 WHOLE_NUMBERS = ("tokens", "moe.chosen")
@@ -196,55 +193,6 @@ class Gradients(Mapping[str, np.ndarray]):
         return self._slopes[at]
 
 
-def require_gradients(engine: Engine) -> None:
-    """Raise CutawayError for an engine that keeps no gradients."""
-    if not getattr(engine, "differentiable", False):
-        raise CutawayError(
-            f'The {engine.name} engine keeps no gradients. Load the model with engine="torch" '
-            '(`pip install "cutaway[torch]"`) and trace with gradients=True.'
-        )
-
-
-class Connected:
-    """What a trace offers of gradients; it has them where its pass was run with gradients=True."""
-
-    _engine: Engine
-    _graph: Graph | None = None
-
-    def connect(self, graph: Graph) -> Self:
-        """This trace, with the graph of its pass."""
-        self._graph = graph
-        return self
-
-    def backward(self, metric: Metric | Any) -> None:
-        """Work out `grad`: how fast `metric` grows with every number of the points that this trace kept.
-
-        `metric` is one number: a function of `tensors`, as in `lambda run: run.logits[-1, 7]`, or a tensor made
-        from them. Another call replaces `grad`. Raises CutawayError for what is no such number, and where the pass
-        was not run with gradients=True on the torch engine.
-        """
-        self._connection().backward(metric)
-
-    @property
-    def grad(self) -> Gradients:
-        """The gradients of the metric of the last `backward`, by address, shaped like the values."""
-        found = self._connection().grad
-        if found is None:
-            raise CutawayError("There are no gradients yet; say of what: run.backward(lambda run: run.logits[-1, 7]).")
-        return found
-
-    @property
-    def tensors(self) -> Tensors:
-        """The values as torch tensors that remember how they were made, to compute a metric from."""
-        return self._connection().tensors
-
-    def _connection(self) -> Graph:
-        if self._graph is None:
-            require_gradients(self._engine)
-            raise CutawayError("This pass kept no gradients; run model.trace(prompt, points, gradients=True).")
-        return self._graph
-
-
 @dataclass(frozen=True, eq=False)
 class ConnectedRun:
     """A pass with its graph: the last stream and all logits in NumPy, and what a trace is made from."""
@@ -285,34 +233,3 @@ def run_connected(
     graph = Graph(engine, spec, plan, graph_tap.kept, layout.rows)
     logits = None if ran.logits is None else engine.numpy(ran.logits)
     return ConnectedRun(plan, layout, graph.values(), engine.numpy(ran.final), logits, graph)
-
-
-class Traces(Protocol):
-    """What `attribution` asks of a model."""
-
-    def trace(self, prompt: Any, points: Any = ..., *, gradients: bool = ...) -> "Trace": ...
-
-
-def attribution(
-    model: Traces, clean: Any, corrupt: Any, metric: Metric, points: Iterable[str | Point] | None = None
-) -> dict[str, np.ndarray]:
-    """How much each number at `points`, put from the `clean` pass into the `corrupt` one, would move the metric.
-
-    To first order: (clean − corrupt) · gradient of the metric in the corrupt pass, for all points from two passes
-    and one way back, where patching needs a pass for each (Nanda 2023, "attribution patching"). By address, arrays
-    in the shape of the point; their sum over a head, a position, a whole point is the estimate for patching that.
-    Exact where all that follows is linear. Raises CutawayError for prompts of unequal lengths.
-    """
-    target = model.trace(corrupt, points, gradients=True)
-    source = model.trace(clean, points)
-    if len(source.prompt.ids) != len(target.prompt.ids):
-        raise CutawayError(
-            f"The clean prompt has {len(source.prompt.ids)} tokens and the corrupt one {len(target.prompt.ids)}; "
-            "they must have equally many, so that each number has its counterpart."
-        )
-    target.backward(metric)
-    found = {}
-    for address, slope in target.grad.items():
-        with np.errstate(invalid="ignore"):  # −∞ − −∞ where both passes mask; the gradient is 0 there
-            found[address] = np.where(slope == 0, 0, (source[address] - target[address]) * slope)
-    return found
