@@ -101,6 +101,16 @@ def random_model(
     return Model(checkpoint, engine or NumpyEngine("float64"))
 
 
+def spoilt_model(spec: ModelSpec, name: str, at: tuple[int, int], value: float = np.nan) -> Model:
+    """A random model of whose weight `name` one number is `value`."""
+    weights = random_weights(spec)
+    numbers = np.array(weights[name].dequantise(np.float64))
+    numbers[at] = value
+    weights[name] = Weight.of(numbers)
+    where = Location(Path("nowhere"), "folder", spec.name, "made up")
+    return Model(Checkpoint(spec, weights, None, where), NumpyEngine("float64"))
+
+
 def random_parameters(spec: ModelSpec, engine: Any, seed: int = 0) -> Parameters:
     return Parameters(spec, random_weights(spec, seed), engine)
 

@@ -8,7 +8,7 @@ from cutaway import CutawayError
 from cutaway.engines import make_engine
 from cutaway.engines.layout import Layout
 from cutaway.forward.pooling import one_vector_each
-from cutaway.trace.text_vectors import EMBEDDED_TOKENS
+from cutaway.trace.texts.vectors import EMBEDDED_TOKENS
 from random_models import GPT2, POST, random_ids, random_model
 
 LENGTHS = (3, 70, 1, 17, 130)

@@ -40,11 +40,11 @@ from cutaway.trace.edits.plain import read_edits
 from cutaway.trace.gradients.connecting import connected
 from cutaway.trace.prompts import Given, PromptLike, Reader, fed
 from cutaway.trace.running import Machine, Points, Stepping, Watching, billed, traced
-from cutaway.trace.score import Score
-from cutaway.trace.scoring import Scorer, Scoring, scores
 from cutaway.trace.sweep.folder import SweepFolder
 from cutaway.trace.sweep.sweeping import Sweeping, sweep
-from cutaway.trace.text_vectors import text_vectors
+from cutaway.trace.texts.score import Score
+from cutaway.trace.texts.scoring import Scorer, Scoring, scores
+from cutaway.trace.texts.vectors import text_vectors
 from cutaway.trace.verification.against import against_transformers, points_to_compare
 from cutaway.trace.verification.verify import Check, verification_ids, verify
 

@@ -1,29 +1,12 @@
 """Where numbers stop being numbers is said: the first point, and the weight that holds what is none."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cutaway import CutawayError
-from cutaway.checkpoints.load import Checkpoint
-from cutaway.checkpoints.sources import Location
-from cutaway.engines.numpy import NumpyEngine
-from cutaway.engines.weights import Weight
-from cutaway.model import Model
-from cutaway.spec import ModelSpec
-from random_models import GPT2, LLAMA, POST, random_ids, random_weights
-
-
-def spoilt_model(spec: ModelSpec, name: str, at: tuple[int, int], value: float = np.nan) -> Model:
-    """A random model of whose weight `name` one number is `value`."""
-    weights = random_weights(spec)
-    numbers = np.array(weights[name].dequantise(np.float64))
-    numbers[at] = value
-    weights[name] = Weight.of(numbers)
-    where = Location(Path("nowhere"), "folder", spec.name, "made up")
-    return Model(Checkpoint(spec, weights, None, where), NumpyEngine("float64"))
+from random_models import GPT2, LLAMA, POST, random_ids, spoilt_model
 
 
 @pytest.mark.parametrize(

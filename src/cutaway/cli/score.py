@@ -9,7 +9,7 @@ from cutaway.errors import CutawayError
 from cutaway.reading import read_text
 
 if TYPE_CHECKING:
-    from cutaway.trace.score import Score, Total
+    from cutaway.trace.texts.score import Score, Total
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         other = load(options.against, engine=options.engine, dtype=options.dtype)
 
     from cutaway.trace.drawing.score import draw_score, told
-    from cutaway.trace.score import Total
+    from cutaway.trace.texts.score import Total
 
     total, listed = Total(), []
     for score in model.scores(texts, context=options.context, stride=options.stride, against=other):

@@ -10,7 +10,7 @@ from rich.text import Text
 from cutaway.trace.drawing.page import Page, number, quoted, weight_style
 
 if TYPE_CHECKING:
-    from cutaway.trace.score import Score, Total
+    from cutaway.trace.texts.score import Score, Total
 
 _FULL = 10.0  # nats from which on a token has the brightest colour: a chance of 1 in 22,000
 _NAMED = 5  # the most surprising tokens that are listed

@@ -24,8 +24,8 @@ from cutaway.trace.finite import first_nonfinite
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.prompts import PromptLike
 from cutaway.trace.running import Machine
-from cutaway.trace.score import Score
 from cutaway.trace.sweep.prompts import prompts_of
+from cutaway.trace.texts.score import Score
 
 
 class Scoring(TypedDict, total=False):

@@ -8,15 +8,14 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_finite import spoilt_model
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import cutaway
 from cutaway import CutawayError
 from cutaway.engines import make_engine
 from cutaway.trace.prompts import Reader
-from cutaway.trace.score import Total
-from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs
+from cutaway.trace.texts.score import Total
+from random_models import GPT2, LIKE, LLAMA, POST, random_ids, random_model, specs, spoilt_model
 
 LENGTHS = [9, 2, 70, 1, 33]
 
