@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from cutaway.engines.cpu.kernel import Kernel, place
+from cutaway.engines.cpu.processor import MIX_STEP
 from cutaway.engines.cpu.threads import thread_count
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
@@ -33,6 +34,15 @@ def attention_parts(work: int) -> int:
     return min(4 * thread_count(), _MOST_PARTS, max(thread_count(), work >> 18)) if work >= _PARALLEL_FROM else 1
 
 
+def mix_parts(work: int, key_heads: int, rows: int, width: int) -> int:
+    """Parts of a mix of so many products: of a single row, as many as leave each the same share of its stretches."""
+    most, threads = attention_parts(work), thread_count()
+    if rows > 1 or most < threads:
+        return most
+    stretches = key_heads * -(-width // MIX_STEP)
+    return max((parts for parts in range(threads, most + 1, threads) if stretches % parts == 0), default=most)
+
+
 def dots(q: np.ndarray, k: np.ndarray, out: np.ndarray) -> None:
     """q kᵀ; the last axis of q and k is contiguous, the others may lie anywhere."""
     heads, rows, width = q.shape
@@ -51,7 +61,7 @@ def mix(pattern: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
     kernels()["mix"](
         *(place(pattern), place(v), *v.strides[:2], place(out), *out.strides[:2]),
         *(heads, key_heads, rows, keys, width, 0),
-        parts=attention_parts(pattern.size * width),
+        parts=mix_parts(pattern.size * width, key_heads, rows, width),
     )
 
 

@@ -20,7 +20,7 @@ from cutaway.engines.cpu.stack_program import StackProgram
 from cutaway.engines.cpu.threads import own_turn
 from cutaway.engines.protocol import Attended, Scoring, Turns
 from cutaway.points import Tap
-from cutaway.spec import FeedForwardSpec, LayerSpec
+from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 MOST_PROGRAMS = 64  # that begin with one layer, one for each lengths of segments: a running batch has many
 MOST_ROWS = 32  # beyond, kernels take so long that what Python adds is lost among them
@@ -64,12 +64,18 @@ class _Rule:
         self._alive = (first, last, growth)
         self._parts: tuple[tuple[int, int], tuple[int, int, int]] = ((0, 0), (0, 0, 0))
 
-    def parts(self, scores: int, width: int, seen: int) -> tuple[int, int, int]:
+    def parts(self, spec: AttentionSpec, rows: int, scores: int, seen: int) -> tuple[int, int, int]:
         """In how many parts dots, weights and mixes of so many scores are done; mostly asked for the same again."""
-        if self._parts[0] != (scores, width):
-            products = attend.attention_parts(scores * width)
-            parts = (min(products, -(-seen // TILE_LEFT)), attend.attention_parts(scores * LANES), products)
-            self._parts = ((scores, width), parts)
+        if self._parts[0] != (spec.d_head, scores):
+            work = scores * spec.d_head
+            self._parts = (
+                (spec.d_head, scores),
+                (
+                    min(attend.attention_parts(work), -(-seen // TILE_LEFT)),
+                    attend.attention_parts(scores * LANES),
+                    attend.mix_parts(work, spec.n_kv_heads, rows, spec.d_head),
+                ),
+            )
         return self._parts[1]
 
 
@@ -156,7 +162,7 @@ class Stacks:
                 pattern = empty((spec.n_heads, part.length, end))
                 pattern[:, :, : rule.start] = 0.0
                 target = place(pattern)
-            parts = rule.parts(size, spec.d_head, end - rule.start)
+            parts = rule.parts(spec, part.length, size, end - rule.start)
             places.set_rule(number, end, rule.start, target, rule.first, rule.last, rule.growth, *parts)
         return pattern
 

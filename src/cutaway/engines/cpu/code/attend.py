@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 from cutaway.engines.cpu.code.arithmetic import everywhere, floats_upto, fused, put_upto, times
 from cutaway.engines.cpu.code.elementwise import capped, hide, softmax_row
 from cutaway.engines.cpu.code.sums import dots_of_group, mix_tile
-from cutaway.engines.cpu.code.vectors import address, arguments, as_float, fetch_ahead, float_at, index_at
+from cutaway.engines.cpu.code.vectors import address, arguments, as_float, float_at, index_at
 from cutaway.engines.cpu.processor import FEW, LANES, MIX_STEP, TILE_LEFT, has
 
 _WIDE = has("avx512f")  # registers for four rows and four vectors at once; else for three and two
@@ -25,9 +25,11 @@ def _dots_with_keys(  # type: ignore[no-untyped-def]
     key = first
     while key < stop:
         taken = min(TILE_LEFT, stop - key)
-        if n_queries < FEW:  # each key is used a few times only: what counts is that it arrives
-            fetch_ahead(keys + key * k_row, taken * k_row)
-        dots_of_group(keys + key * k_row, k_row, taken, queries, q_step, n_queries, width, out + key * 4, out_step)
+        # Where each key is used a few times only, what counts is that it arrives.
+        dots_of_group(
+            *(keys + key * k_row, k_row, taken, queries, q_step, n_queries, width),
+            *(out + key * 4, out_step, n_queries < FEW),
+        )
         key += taken
 
 

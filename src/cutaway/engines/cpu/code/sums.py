@@ -52,12 +52,13 @@ def _walk(
     length: Any,
     first_lane: int,
     begin_from: Callable[[int], Any] | None = None,
+    fetching: bool = False,
 ) -> list[Any]:
     """Emit PASS_LANES of the sums of every pair of rows, each over `length` floats; right rows change fastest.
 
     Each side is its first row's address, the bytes from row to row (None where rows are woven), and how many rows.
     Woven rows stand sixteen numbers of each side by side, then the next sixteen of each, the last filled up with
-    zeros: one address reaches them all. `begin_from` gives the sums so far.
+    zeros: one address reaches them all. `begin_from` gives the sums so far. `fetching` asks for the left rows to come.
     """
     kind = ir.VectorType(ir.FloatType(), PASS_LANES)
     pairs = [(i, j) for i in range(lefts[2]) for j in range(rights[2])]
@@ -86,6 +87,9 @@ def _walk(
                 for side, on in sides
             )
         )
+        if fetching and first_lane == 0:  # one by one: many at once would fill what a core can wait for
+            for row in sides[0][0]:
+                fetch(builder, builder.gep(row, [builder.add(builder.mul(loop.index, I64(4 * LANES)), I64(AHEAD))]))
     rest = builder.and_(length, I64(LANES - 1))
     with builder.if_then(builder.icmp_signed(">", rest, I64(first_lane)), likely=False):
         here, whole = builder.sub(rest, I64(first_lane)), builder.lshr(length, I64(4))
@@ -146,7 +150,7 @@ def dot(builder: Any, left: Any, right: Any, length: Any) -> Any:
     return lane_sum(builder, joined(builder, parts))
 
 
-def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = False) -> Any:
+def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = False, fetching: bool = False) -> Any:
     """An operation: the dot products of `n_left` rows with `n_right`, each with exactly the bits of `dot`.
 
     Its arguments: left, its bytes from row to row where they are not woven, right, its bytes from row to row, the
@@ -158,7 +162,8 @@ def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = F
     """
     pointer, whole = I8.as_pointer(), I64
     given = [pointer, whole, pointer, whole, whole, pointer, whole, *([pointer, whole, whole] if in_stretches else [])]
-    name = f"cutaway_tile_{n_left}_{n_right}" + "_woven" * woven + "_stretch" * in_stretches
+    kind = "_woven" * woven + "_stretch" * in_stretches + "_fetching" * fetching
+    name = f"cutaway_tile_{n_left}_{n_right}{kind}"
 
     def function(module: Any) -> Any:
         found = module.globals.get(name)
@@ -167,7 +172,8 @@ def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = F
             found.linkage = "internal"
             found.attributes.add("noinline")
             found.attributes.add("nounwind")
-            _emit_tile(ir.IRBuilder(found.append_basic_block("entry")), found.args, n_left, n_right, woven)
+            builder = ir.IRBuilder(found.append_basic_block("entry"))
+            _emit_tile(builder, found.args, n_left, n_right, woven, fetching)
         return found
 
     kinds = [ADDRESS if kind is pointer else types.int64 for kind in given]
@@ -180,7 +186,7 @@ def _tile(n_left: int, n_right: int, woven: bool = False, in_stretches: bool = F
     return tile
 
 
-def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool) -> None:
+def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool, fetching: bool) -> None:
     left, left_step, right, right_step, length, out, right_out, *stretch = given
     lefts, rights = (left, None if woven else left_step, n_left), (right, right_step, n_right)
     kind = ir.VectorType(ir.FloatType(), PASS_LANES)
@@ -209,7 +215,7 @@ def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool)
                     builder.store(load(builder, slot(kept, first, k), kind), place)
             values = [builder.load(place) for place in start]
             begin_from = values.__getitem__
-        sums = _walk(builder, lefts, rights, length, first, begin_from)
+        sums = _walk(builder, lefts, rights, length, first, begin_from, fetching)
         if first != _PASSES[-1]:
             put(here, first, sums)
     if keeps is not None:
@@ -230,6 +236,8 @@ def _emit_tile(builder: Any, given: Any, n_left: int, n_right: int, woven: bool)
 
 _tile_dots = _tile(TILE_LEFT, TILE_RIGHT)
 _column_dots = _tile(TILE_LEFT, 1)
+_fetching_tile_dots = _tile(TILE_LEFT, TILE_RIGHT, fetching=True)
+_fetching_column_dots = _tile(TILE_LEFT, 1, fetching=True)
 _tile_stretch = _tile(TILE_LEFT, TILE_RIGHT, WEAVES, in_stretches=True)
 _column_stretch = _tile(TILE_LEFT, 1, WEAVES, in_stretches=True)
 
@@ -245,20 +253,27 @@ def dots_of_group(
     length: int,
     out: int,
     right_out: int,
+    fetching: bool,
 ) -> None:
     """Up to TILE_LEFT rows with any number of rows: each product has the bits of `dot`.
 
     Steps are bytes from row to row. Results of neighbouring left rows lie side by side at `out`, those of the next
-    right row `right_out` bytes on.
+    right row `right_out` bytes on. `fetching`: left rows will follow that lie further on, in no near cache.
     """
     at = 0
     while n_left == TILE_LEFT and at < n_right:
         rights, target = right + at * right_step, out + at * right_out
         if n_right - at >= TILE_RIGHT:
-            _tile_dots(left, left_step, rights, right_step, length, target, right_out)
+            if fetching and at == 0:
+                _fetching_tile_dots(left, left_step, rights, right_step, length, target, right_out)
+            else:
+                _tile_dots(left, left_step, rights, right_step, length, target, right_out)
             at += TILE_RIGHT
         else:
-            _column_dots(left, left_step, rights, right_step, length, target, right_out)
+            if fetching and at == 0:
+                _fetching_column_dots(left, left_step, rights, right_step, length, target, right_out)
+            else:
+                _column_dots(left, left_step, rights, right_step, length, target, right_out)
             at += 1
     while at < n_right:
         for i in range(n_left):
@@ -281,7 +296,7 @@ def long_dots_of_group(
     step, padded, tiles = 4 * width, 4 * padded_width(width), n_left // TILE_LEFT
     whole = tiles * TILE_LEFT
     dots_of_group(
-        left + whole * padded, padded, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out
+        left + whole * padded, padded, n_left - whole, right, step, n_right, width, out + 4 * whole, right_out, False
     )
     stretches = (width + STRETCH - 1) // STRETCH
     length = padded_width((width + stretches - 1) // stretches)
@@ -322,7 +337,7 @@ def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
     with cgutils.for_range(builder, keys) as loop:
         here = builder.gep(values, [builder.mul(loop.index, values_step)])
         parts = [load(builder, builder.gep(here, [I64(4 * LANES * j)]), _WIDE) for j in range(n_vectors)]
-        for ahead in range(AHEAD, AHEAD + 4 * LANES * n_vectors, LINE):
+        for ahead in range(2 * AHEAD, 2 * AHEAD + 4 * LANES * n_vectors, LINE):  # a row takes few instructions
             fetch(builder, builder.gep(here, [I64(ahead)]))
         for i, row in enumerate(rows):
             single = load(builder, builder.gep(row, [builder.shl(loop.index, I64(2))]), ir.FloatType())

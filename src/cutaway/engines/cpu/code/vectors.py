@@ -243,11 +243,3 @@ def fetch(builder: Any, place: Any) -> None:
 
 AHEAD = 4096  # bytes: one page, at whose end a processor's own fetching ahead stops
 LINE = 64  # bytes fetched at a time
-
-
-@operation(types.void, ADDRESS, types.int64)
-def fetch_ahead(builder: Any, place: Any, size: Any) -> Any:
-    """Ask for as many bytes, a page further on."""
-    with cgutils.for_range(builder, builder.sdiv(builder.add(size, I64(LINE - 1)), I64(LINE))) as loop:
-        fetch(builder, builder.gep(place, [builder.add(builder.mul(loop.index, I64(LINE)), I64(AHEAD))]))
-    return ir.Constant(I8.as_pointer(), None)
