@@ -31,7 +31,7 @@ def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: 
     engine, layout = run.engine, run.layout
     project = heads if spec.latent is None else latent_heads
     q, k, v, stored = project(run, spec, weights, x, tap)  # [H, T, d_head], [H_kv, T, d_head], [H_kv, T, d_value]
-    z = engine.empty((spec.n_heads, len(x), spec.value_width))
+    z = None
     for index, segment in enumerate(layout.segments):
         here = slice(segment.start, segment.stop)
         keys, values = k[:, here], v[:, here]
@@ -43,8 +43,13 @@ def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: 
                 keys, values = one, other
             elif segment.position > 0:
                 keys, values = with_earlier(run, spec, weights, one, other, keys, values)
-        mixed = z[:, here]
         fused = _at_once(engine, spec, q[:, here], keys, values, segment, tap)
+        if fused is not None and len(layout.segments) == 1:
+            z = fused
+            break
+        if z is None:  # so that to join the heads takes no copy
+            z = engine.empty((len(x), spec.n_heads, spec.value_width)).swapaxes(0, 1)
+        mixed = z[:, here]
         if fused is not None:
             mixed[...] = fused
             continue

@@ -72,4 +72,5 @@ def rotate(x: np.ndarray, cosines: np.ndarray, sines: np.ndarray, adjacent: bool
     kernels()["rotate"](
         *(place(x), *x.strides[:2], place(cosines), place(sines), place(out), *out.strides[:2]),
         *(heads, rows, width, cosines.shape[-1], int(adjacent)),
+        parts=parts_of(x.size),
     )

@@ -57,6 +57,7 @@ FEW = 6  # rows of x up to which stored rows are multiplied as they are read
 STRIP = 1 << 16  # numbers of x multiplied with all weights before the next: 256 kB, part of a second-level cache
 PANEL = 64  # results of each row of x that are put down together: whole cache lines, whatever the steps of y
 MIX_STEP = 32  # coordinates of a part of a single row's mix
+MIX_KEYS = 64  # keys that many rows' mixes see before any sees the next
 ACTIVATION_CODES = {"relu": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 IS_X86 = platform.machine().lower() in ("x86_64", "amd64", "i386", "i686")

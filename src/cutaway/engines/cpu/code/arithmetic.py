@@ -69,6 +69,12 @@ def plus(builder: Any, left: Any, right: Any) -> Any:
 
 
 @operation(FLOATS, FLOATS, FLOATS)
+def minus(builder: Any, left: Any, right: Any) -> Any:
+    """left − right"""
+    return builder.fsub(left, right)
+
+
+@operation(FLOATS, FLOATS, FLOATS)
 def times(builder: Any, left: Any, right: Any) -> Any:
     """left · right"""
     return builder.fmul(left, right)

@@ -12,7 +12,7 @@ from cutaway.engines.cpu.code.arithmetic import everywhere, floats_upto, fused, 
 from cutaway.engines.cpu.code.elementwise import capped, hide, softmax_row
 from cutaway.engines.cpu.code.sums import dots_of_group, mix_tile
 from cutaway.engines.cpu.code.vectors import address, arguments, as_float, float_at, index_at
-from cutaway.engines.cpu.processor import FEW, LANES, MIX_STEP, TILE_LEFT, has
+from cutaway.engines.cpu.processor import FEW, LANES, MIX_KEYS, MIX_STEP, TILE_LEFT, has
 
 _WIDE = has("avx512f")  # registers for four rows and four vectors at once; else for three and two
 
@@ -79,9 +79,14 @@ def weights_kernel(given: int, part: int, parts: int) -> None:
 
 
 @register_jitable
-def _mix_row(weights, values, v_row: int, keys: int, left: int, target) -> None:  # type: ignore[no-untyped-def]
-    """Up to 64 coordinates of one row's mix, key after key."""
+def _mix_row(weights, values, v_row: int, keys: int, left: int, target, resumed: int) -> None:  # type: ignore[no-untyped-def]
+    """Up to 64 coordinates of one row's mix, key after key; they go on from those at `target`, if any."""
     a = b = c = d = everywhere(np.float32(0))  # four vectors, whose sums run independently
+    if resumed:
+        a = floats_upto(target, left)
+        b = floats_upto(target + 4 * LANES, left - LANES) if left > LANES else b
+        c = floats_upto(target + 8 * LANES, left - 2 * LANES) if left > 2 * LANES else c
+        d = floats_upto(target + 12 * LANES, left - 3 * LANES) if left > 3 * LANES else d
     for key in range(keys):
         weight = everywhere(float_at(weights + key * 4))
         here = values + key * v_row
@@ -105,7 +110,24 @@ def _mix_row(weights, values, v_row: int, keys: int, left: int, target) -> None:
 def _mix_rows(  # type: ignore[no-untyped-def]
     weights, w_step: int, n_rows: int, values, v_row: int, keys: int, width: int, out, out_step: int
 ):
-    """`width` coordinates of the mixes of some rows: Σ over keys, one key after another, whatever stands beside."""
+    """`width` coordinates of the mixes of some rows: Σ over keys, one key after another, whatever stands beside.
+
+    Of many rows, all see some keys before any sees the next: those keys' values stay in the first-level cache.
+    """
+    at_once = keys if n_rows < FEW else min(keys, MIX_KEYS)
+    _mix_keys(weights, w_step, n_rows, values, v_row, at_once, width, out, out_step, 0)
+    begin = at_once
+    while begin < keys:
+        some, here = weights + begin * 4, values + begin * v_row
+        _mix_keys(some, w_step, n_rows, here, v_row, min(at_once, keys - begin), width, out, out_step, 1)
+        begin += at_once
+
+
+@register_jitable
+def _mix_keys(  # type: ignore[no-untyped-def]
+    weights, w_step: int, n_rows: int, values, v_row: int, keys: int, width: int, out, out_step: int, resumed: int
+):
+    """Some keys' part in the mixes of some rows."""
     at = 0
     while at < width:
         left, row = width - at, 0
@@ -114,21 +136,21 @@ def _mix_rows(  # type: ignore[no-untyped-def]
         while row < n_rows:
             some, target, more = weights + row * w_step, out + (row * out_step + at * 4), n_rows - row
             if left < 32:
-                _mix_row(some, here, v_row, keys, left, target)
+                _mix_row(some, here, v_row, keys, left, target, resumed)
                 row += 1
             elif _WIDE and more >= 4:
                 if wide == 64:
-                    mix_tile(4, 4, some, w_step, here, v_row, keys, target, out_step)
+                    mix_tile(4, 4, some, w_step, here, v_row, keys, target, out_step, resumed)
                 else:
-                    mix_tile(4, 2, some, w_step, here, v_row, keys, target, out_step)
+                    mix_tile(4, 2, some, w_step, here, v_row, keys, target, out_step, resumed)
                 row += 4
             elif more >= 3:
-                mix_tile(3, 2, some, w_step, here, v_row, keys, target, out_step)
+                mix_tile(3, 2, some, w_step, here, v_row, keys, target, out_step, resumed)
                 if wide == 64:
-                    mix_tile(3, 2, some, w_step, here + 128, v_row, keys, target + 128, out_step)
+                    mix_tile(3, 2, some, w_step, here + 128, v_row, keys, target + 128, out_step, resumed)
                 row += 3
             else:
-                _mix_row(some, here, v_row, keys, wide, target)
+                _mix_row(some, here, v_row, keys, wide, target, resumed)
                 row += 1
         at += wide
 

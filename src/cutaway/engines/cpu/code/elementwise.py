@@ -14,6 +14,7 @@ from cutaway.engines.cpu.code.arithmetic import (
     fused,
     greater,
     greatest,
+    minus,
     over,
     plus,
     put_upto,
@@ -215,17 +216,25 @@ def rotate_kernel(given: int, part: int, parts: int) -> None:
     # x: [heads, rows, width] with steps in bytes over heads and rows, as `out` has; cosines, sines: [rows, pairs].
     # Without pairs it only copies.
     x, x_head, x_row, cosines, sines, out, out_head, out_row, heads, rows, width, pairs, adjacent = arguments(given, 13)
-    second = 4 if adjacent else 4 * pairs  # from a pair's first coordinate to its second, in bytes
-    step = 8 if adjacent else 4  # from pair to pair
-    for head in range(heads):
-        for row in range(rows):
-            start = address(x) + (head * x_head + row * x_row)
-            target = address(out) + (head * out_head + row * out_row)
+    for item in range(heads * rows * part // parts, heads * rows * (part + 1) // parts):
+        head, row = item // rows, item % rows
+        start = address(x) + (head * x_head + row * x_row)
+        target = address(out) + (head * out_head + row * out_row)
+        angle = row * pairs * 4
+        if adjacent:
             for pair in range(pairs):
-                cosine = float_at(address(cosines) + (row * pairs + pair) * 4)
-                sine = float_at(address(sines) + (row * pairs + pair) * 4)
-                a, b = float_at(start + pair * step), float_at(start + (pair * step + second))
-                put_one(target + pair * step, a * cosine - b * sine)
-                put_one(target + (pair * step + second), b * cosine + a * sine)
-            for at in range(2 * pairs, width, LANES):
-                put_upto(target + at * 4, floats_upto(start + at * 4, width - at), width - at)
+                cosine, sine = float_at(address(cosines) + angle), float_at(address(sines) + angle)
+                a, b = float_at(start + pair * 8), float_at(start + (pair * 8 + 4))
+                put_one(target + pair * 8, a * cosine - b * sine)
+                put_one(target + (pair * 8 + 4), b * cosine + a * sine)
+                angle += 4
+        else:
+            for pair in range(0, pairs, LANES):
+                left, at, second = pairs - pair, pair * 4, (pairs + pair) * 4
+                cosine = floats_upto(address(cosines) + (angle + at), left)
+                sine = floats_upto(address(sines) + (angle + at), left)
+                one, other = floats_upto(start + at, left), floats_upto(start + second, left)
+                put_upto(target + at, minus(times(one, cosine), times(other, sine)), left)
+                put_upto(target + second, plus(times(other, cosine), times(one, sine)), left)
+        for at in range(2 * pairs, width, LANES):
+            put_upto(target + at * 4, floats_upto(start + at * 4, width - at), width - at)

@@ -320,19 +320,26 @@ def long_dots_of_group(
         begin += here
 
 
-@operation(types.void, *[ADDRESS, types.int64] * 2, types.int64, ADDRESS, types.int64, constants=2)
+@operation(types.void, *[ADDRESS, types.int64] * 2, types.int64, ADDRESS, types.int64, types.int64, constants=2)
 def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
     """Rows of weights times values, `n_vectors` · 16 coordinates of each: Σ over keys, one key after another.
 
     Constants: how many rows, how many vectors. Arguments: the weights `[n_rows, keys]` and their bytes from row to
-    row, the values `[keys, …]` and theirs, the number of keys, the results and their bytes from row to row.
+    row, the values `[keys, …]` and theirs, the number of keys, the results and their bytes from row to row, and
+    whether those are the sums so far, of the keys before.
     """
-    weights, weights_step, values, values_step, keys, out, out_step = given
+    weights, weights_step, values, values_step, keys, out, out_step, resumed = given
     zeros = ir.Constant(_WIDE, [0.0] * LANES)
     pairs = [(i, j) for i in range(n_rows) for j in range(n_vectors)]
     sums = {pair: cgutils.alloca_once_value(builder, zeros) for pair in pairs}
+    targets = {
+        (i, j): builder.gep(out, [builder.add(builder.mul(out_step, I64(i)), I64(4 * LANES * j))]) for i, j in pairs
+    }
     for place in sums.values():
         builder.store(zeros, place)
+    with builder.if_then(builder.icmp_signed("!=", resumed, I64(0))):
+        for pair, place in sums.items():
+            builder.store(load(builder, targets[pair], _WIDE), place)
     rows = [builder.gep(weights, [builder.mul(weights_step, I64(i))]) for i in range(n_rows)]
     with cgutils.for_range(builder, keys) as loop:
         here = builder.gep(values, [builder.mul(loop.index, values_step)])
@@ -344,8 +351,6 @@ def mix_tile(builder: Any, n_rows: int, n_vectors: int, *given: Any) -> Any:
             weight = splat(builder, single)
             for j, part in enumerate(parts):
                 builder.store(fma(builder, weight, part, builder.load(sums[i, j])), sums[i, j])
-    for (i, j), pointer in sums.items():
-        offset = builder.add(builder.mul(out_step, I64(i)), I64(4 * LANES * j))
-        target = builder.bitcast(builder.gep(out, [offset]), _WIDE.as_pointer())
-        builder.store(builder.load(pointer), target, align=4)
+    for pair, pointer in sums.items():
+        builder.store(builder.load(pointer), builder.bitcast(targets[pair], _WIDE.as_pointer()), align=4)
     return ir.Constant(I8.as_pointer(), None)
