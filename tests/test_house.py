@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -102,13 +103,29 @@ def run_nodes(node: ast.AST) -> Iterator[ast.AST]:
             yield from run_nodes(one)
 
 
-def circle(sources: Mapping[str, str], faces: Iterable[str] = ()) -> list[str]:
-    """Modules that need one another, from one of them round to itself; none where there is an order to read them in.
+def needed(sources: Mapping[str, str], faces: Iterable[str] = ()) -> dict[str, set[str]]:
+    """What each module needs; `faces` are the modules that are the `__init__.py` of their package."""
+    return {module: loaded_with(module, sources, faces) for module in sources}
 
-    `faces` are the modules that are the `__init__.py` of their package.
-    """
+
+def rooms_needed(package: str, needs: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """What the files and rooms that stand in a package need of one another, each room taken whole."""
+
+    def room(module: str) -> str:
+        return module.removeprefix(f"{package}.").split(".")[0]
+
+    found: dict[str, set[str]] = {}
+    for module in needs:
+        if module.startswith(f"{package}."):
+            others = {room(other) for other in needs[module] if other.startswith(f"{package}.")}
+            found.setdefault(room(module), set()).update(others - {room(module)})
+    return found
+
+
+def circle(needs: Mapping[str, set[str]]) -> list[str]:
+    """Those that need one another, from one round to itself; none where there is an order to read all of them in."""
     try:
-        TopologicalSorter({module: loaded_with(module, sources, faces) for module in sources}).prepare()
+        TopologicalSorter(needs).prepare()
     except CycleError as error:
         return list(reversed(error.args[1]))  # each needs the next
     return []
@@ -159,10 +176,41 @@ def test_a_wrong_import_would_be_noticed(source, path, wrong):
     assert wrong_imports(source, path) == wrong
 
 
+FACES = [dotted(file) for file in FILES if file.name == "__init__.py"]
+
+
+@cache
+def needed_here() -> dict[str, set[str]]:
+    return needed({dotted(file): file.read_text(encoding="utf-8") for file in FILES}, FACES)
+
+
 def test_no_modules_need_one_another_in_a_circle_not_even_from_inside_a_function():
-    sources = {dotted(file): file.read_text(encoding="utf-8") for file in FILES}
-    faces = {dotted(file) for file in FILES if file.name == "__init__.py"}
-    assert circle(sources, faces) == []
+    assert circle(needed_here()) == []
+
+
+@pytest.mark.parametrize("package", FACES)
+def test_no_rooms_need_one_another_in_a_circle_each_taken_whole(package):
+    assert circle(rooms_needed(package, needed_here())) == []
+
+
+def test_a_circle_of_rooms_would_be_noticed_where_no_modules_make_one():
+    sources = {
+        "cutaway.trace.edits.kinds": "from cutaway.trace.trace import Trace",
+        "cutaway.trace.edits.told": "",
+        "cutaway.trace.trace": "from cutaway.trace.edits.told import told",
+        "cutaway.points": "",
+    }
+    needs = needed(sources)
+    assert circle(needs) == []
+    assert sorted(set(circle(rooms_needed("cutaway.trace", needs)))) == ["edits", "trace"]
+    assert circle(rooms_needed("cutaway", needs)) == []
+
+
+@pytest.mark.parametrize("face", sorted((SOURCE / "trace").rglob("__init__.py")), ids=name)
+def test_the_face_of_a_room_of_trace_says_what_stands_where(face):
+    said = ast.get_docstring(ast.parse(face.read_text(encoding="utf-8"))) or ""
+    standing = {p.stem for p in face.parent.glob("*.py")} | {p.parent.name for p in face.parent.glob("*/__init__.py")}
+    assert {inside for inside in standing - {"__init__"} if f"`{inside}`" not in said} == set()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +236,7 @@ def test_a_circle_would_be_noticed(needs, of):
         "cutaway.trace.draw": "from cutaway.trace.trace import Trace",
         "cutaway.trace.trace": needs,
     }
-    found = circle(sources, ["cutaway.points", "cutaway.trace"])
+    found = circle(needed(sources, ["cutaway.points", "cutaway.trace"]))
     assert sorted(set(found)) == of and found[:1] == found[-1:]
 
 

@@ -1,7 +1,7 @@
 """One head's attention pattern as a heatmap: queries down, keys across, colour and number the weight."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -13,7 +13,9 @@ from cutaway.trace.drawing.edits import draw_edits
 from cutaway.trace.drawing.overview import draw_opening
 from cutaway.trace.drawing.page import HATCH, Page, fit, quoted, weight_style
 from cutaway.trace.drawing.report import head_index, layer_index, report
-from cutaway.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 _WIDEST_CELL = 9
 _NUMBER_CELL = 4  # columns from which on a cell holds its number
@@ -21,7 +23,7 @@ _PLAIN_KEYS = 40  # columns of a plain table
 
 
 def draw_head(
-    trace: Trace,
+    trace: "Trace",
     layer: int,
     head: int,
     console: Console | None = None,

@@ -1,7 +1,7 @@
 """One tensor of a pass in full, as a table that people can read; what does not fit is left out and said."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -14,14 +14,16 @@ from cutaway.trace.drawing.edits import draw_edits
 from cutaway.trace.drawing.overview import draw_opening
 from cutaway.trace.drawing.page import HATCH, Page, fit, number, quoted, sign_style, weight_style
 from cutaway.trace.drawing.report import head_index, report
-from cutaway.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from cutaway.trace.trace import Trace
 
 _MOST_ROWS = 60  # of one table
 _PLAIN_COLUMNS = 16
 
 
 def draw_point(
-    trace: Trace,
+    trace: "Trace",
     point: str | Point,
     console: Console | None = None,
     *,
