@@ -1,6 +1,7 @@
 """What of an adapter is not honoured is refused by name, and so is whatever does not fit the model."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from safetensors.numpy import load_file, save_file
 import cutaway
 from adapters import EXPERTS, adaptable, of_llama, pair, with_magnitudes, without_head, write_adapter
 from cutaway.checkpoints import adapter_lengths
+from cutaway.checkpoints.adapter import read_adapter
 from cutaway.checkpoints.adapter_names import modules_of
 from cutaway.checkpoints.families import FAMILIES
+from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.model import Model
 from cutaway.spec.catalog import catalog_spec
@@ -180,6 +183,64 @@ def test_the_lengths_of_rows_are_worked_out_once_for_the_same_numbers(tmp_path: 
     assert not np.array_equal(first, other) and len(worked) == 5
     adaptable().trace([1, 2], edits=[Adapter(folder)])  # another model has rows of its own
     assert len(worked) == 9
+
+
+def test_lengths_told_under_two_names_are_refused(tmp_path: Path) -> None:
+    tensors = with_magnitudes(of_llama())
+    folder = adapter(tmp_path, tensors | {f"{LENGTH}.default": tensors[LENGTH]}, use_dora=True)
+    assert "holds the lengths of model.layers.1.mlp.down_proj twice" in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [1e-200, 1e-160, 1.0, 1e160, 1e300])
+def test_rows_whose_squares_no_number_can_hold_have_their_lengths(size: float, tmp_path: Path) -> None:
+    model, tensors = adaptable(), with_magnitudes(of_llama())
+    stored = {name: Weight.of(w.dequantise(np.float64) * size) for name, w in model.parameters.stored.items()}
+    checkpoint = replace(model._checkpoint, weights=stored)
+    far = read_adapter(adapter(tmp_path, tensors, use_dora=True, lora_alpha=3 * size), checkpoint)
+    near = read_adapter(adapter(tmp_path, tensors, use_dora=True), model._checkpoint)
+    for name, part in far.parts.items():
+        np.testing.assert_allclose(part.gain * size, near.parts[name].gain, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("value", "said"), [(0.0, "is all zeros"), (np.nan, "holds numbers that are not finite")])
+def test_a_row_without_a_length_is_refused(value: float, said: str, tmp_path: Path) -> None:
+    model, tensors = adaptable(), with_magnitudes(of_llama())
+    tensors["model.layers.0.mlp.down_proj.lora_B.weight"][5] = 0
+    matrix = model.parameters.stored["layers.0.mlp.down.weight"].dequantise(np.float64)
+    matrix[5] = value
+    checkpoint = replace(
+        model._checkpoint, weights=dict(model.parameters.stored) | {"layers.0.mlp.down.weight": Weight.of(matrix)}
+    )
+    with pytest.raises(CutawayError, match=f"Row 5 of layers.0.mlp.down {said} with the adapter"):
+        read_adapter(adapter(tmp_path, tensors, use_dora=True), checkpoint)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"layers_to_transform": [0, 1], "layers_pattern": "(layers)"},
+        {"layers_to_transform": [0, 1], "layers_pattern": ["blocks", "(?i)LAYERS"]},
+        {"layers_to_transform": [0, 1]},
+        {"rank_pattern": {"(?i)Q_PROJ": 2}, "alpha_pattern": {"(d)own_proj": 3}},
+        {"target_modules": r"(\w+\.)*(q_proj|down_proj)"},
+    ],
+    ids=str,
+)
+def test_patterns_may_be_any(config: dict[str, Any], tmp_path: Path) -> None:
+    plain = adaptable().trace([1, 2, 3], edits=[Adapter(adapter(tmp_path / "plain"))]).last_logits
+    found = adaptable().trace([1, 2, 3], edits=[Adapter(adapter(tmp_path, **config))]).last_logits
+    np.testing.assert_array_equal(found, plain)
+
+
+@pytest.mark.parametrize("key", ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern"])
+def test_a_pattern_that_could_take_for_ever_does_not(key: str, tmp_path: Path) -> None:
+    slow: Any = {"(.*)*x": 2} if key == "rank_pattern" else "(.*)*x"
+    layers = {"layers_to_transform": [0, 1]} if key == "layers_pattern" else {}
+    folder = adapter(tmp_path, **{key: slow}, **layers)
+    if key in ("target_modules", "layers_pattern"):  # it matches nothing
+        assert "does not name" in refusal(folder)
+    else:
+        assert adaptable().trace([1, 2, 3], edits=[Adapter(folder)]).edits[0].changed > 0
 
 
 def test_lengths_of_rows_belong_to_the_whole_adapter(tmp_path: Path) -> None:

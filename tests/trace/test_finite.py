@@ -25,6 +25,12 @@ def test_a_weight_that_is_no_number_is_named_with_the_point_that_it_breaks(spec,
         spoilt_model(spec, weight, (0, 0), value).trace(random_ids(spec, 5))
 
 
+def test_a_weight_that_only_float64_can_hold_is_not_said_to_hold_what_is_no_number():
+    with pytest.raises(CutawayError) as refused:
+        spoilt_model(LLAMA, "layers.0.mlp.down.weight", (0, 0), 1e300).trace(random_ids(LLAMA, 5))
+    assert "layers.1.attn.norm is nan" in str(refused.value) and "holds values" not in str(refused.value)
+
+
 def test_a_position_reached_while_generating_is_named_too():
     """The last pass held one token only; what is looked through again is the whole sequence."""
     model = spoilt_model(GPT2, "embed.positions", (7, 3))

@@ -124,6 +124,8 @@ def _pairs(
     for tensor in tensors.names:
         match = _TENSOR.fullmatch(tensor)
         if magnitudes and (of := _MAGNITUDE.fullmatch(tensor)):
+            if of["module"] in lengths:
+                raise CutawayError(f"{path} holds the lengths of {of['module']} twice.")
             lengths[of["module"]] = _column(tensor, tensors[tensor], path)
             continue
         if match is None and (copied := whole.get(_COPY.sub("", tensor))) is not None:

@@ -7,6 +7,7 @@ from math import isfinite, sqrt
 from typing import Any
 
 from cutaway.checkpoints.families.config import Config
+from cutaway.checkpoints.module_patterns import module_pattern
 from cutaway.checkpoints.stored import quoted
 from cutaway.errors import CutawayError
 
@@ -66,15 +67,16 @@ class AdapterConfig:
         if self.excluded and _named(self.excluded, module):
             return False
         if isinstance(self.targets, str):
-            return re.fullmatch(self.targets, module) is not None
+            return _named(self.targets, module)
         return module in self.targets or (_named(self.targets, module) and self._in_layers(module))
 
     def _in_layers(self, module: str) -> bool:
         if not self.layers:
             return True
-        patterns = [rf"(?:^|.*?\.){pattern}\.(\d+)\." for pattern in self.layers_pattern] or [r".*?\.[^.]*\.(\d+)\."]
-        found = next((match for pattern in patterns if (match := re.match(pattern, module))), None)
-        return found is not None and int(found[1]) in self.layers
+        if not self.layers_pattern:  # any part of the name but the first
+            return _numbered("[^.]*", module.partition(".")[2]) in self.layers
+        numbers = (_numbered(pattern, module) for pattern in self.layers_pattern)
+        return next((number for number in numbers if number is not None), None) in self.layers
 
 
 def read_adapter_config(values: Mapping[str, Any], where: str) -> AdapterConfig:
@@ -182,17 +184,32 @@ def _check_patterns(config: AdapterConfig) -> None:
     for key, patterns in texts.items():
         for pattern in patterns:
             try:
-                re.compile(pattern)
-            except re.error as error:
+                module_pattern(pattern)
+            except ValueError as error:
                 raise CutawayError(f"{key!r} in {config.where} holds {quoted(pattern)}, no pattern: {error}.") from None
 
 
 def _named(names: tuple[str, ...] | str, module: str) -> bool:
     if isinstance(names, str):
-        return re.fullmatch(names, module) is not None
+        return module_pattern(names).matches(module)
     return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _pattern_of(patterns: Mapping[str, Any], module: str) -> str:
     """The first of the patterns that the end of a module's name matches."""
-    return next((pattern for pattern in patterns if re.match(rf"(.*\.)?({pattern})$", module)), module)
+    starts = _starts(module)
+    return next((one for one in patterns if any(module_pattern(one).matches(module, at) for at in starts)), module)
+
+
+def _numbered(pattern: str, module: str) -> int | None:
+    """The number after the first part of a module's name that a pattern matches; None where it matches none."""
+    for start in _starts(module):
+        for end in reversed(module_pattern(pattern).ends(module, start)):
+            if found := re.match(r"\.(\d+)\.", module[end:]):
+                return int(found[1])
+    return None
+
+
+def _starts(module: str) -> list[int]:
+    """Where the parts of a module's name begin."""
+    return [0, *(place + 1 for place, character in enumerate(module) if character == ".")]

@@ -47,12 +47,25 @@ def _lengths_of(part: LowRank, weight: Weight, name: str) -> np.ndarray:
     step = max(1, AT_ONCE // d_in)
     for start in range(0, d_out, step):
         stop = min(start + step, d_out)
-        rows = part.scale * (part.up.dequantise(np.float64, start, stop) @ down)
-        rows += weight.dequantise(np.float64, start, stop)
-        lengths[start:stop] = np.sqrt(np.einsum("ij,ij->i", rows, rows))
-    if not lengths.all():
-        row = int(np.flatnonzero(lengths == 0)[0])
-        raise CutawayError(f"Row {row} of {name} is all zeros with the adapter: it has no length.")
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = part.scale * (part.up.dequantise(np.float64, start, stop) @ down)
+            rows += weight.dequantise(np.float64, start, stop)
+            lengths[start:stop] = _row_lengths(rows)
+    if not (fine := np.isfinite(lengths) & (lengths > 0)).all():
+        row = int(np.argmin(fine))
+        what = "is all zeros" if lengths[row] == 0 else "holds numbers that are not finite"
+        raise CutawayError(f"Row {row} of {name} {what} with the adapter: it has no length.")
+    return lengths
+
+
+def _row_lengths(rows: np.ndarray) -> np.ndarray:
+    """The length of each row, also of rows whose squares no number can hold, or are all 0."""
+    lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))
+    far = ~((lengths > 1e-150) & (lengths < 1e150))
+    if far.any():
+        largest = np.abs(rows[far]).max(axis=1, keepdims=True)
+        largest[largest == 0] = 1.0
+        lengths[far] = largest[:, 0] * np.linalg.norm(rows[far] / largest, axis=1)
     return lengths
 
 

@@ -70,7 +70,8 @@ def first_nonfinite(
 
 def _finite(parameters: Parameters, name: str) -> bool:
     weight = parameters.stored[name]
+    dtype = np.float64 if weight.kind == "F64" else np.float32  # which holds all that it can hold
     for start in range(0, len(weight.rows), 4096):
-        if not np.isfinite(weight.dequantise(np.float32, start, start + 4096)).all():
+        if not np.isfinite(weight.dequantise(dtype, start, start + 4096)).all():
             return False
     return True
