@@ -140,12 +140,15 @@ class Stacks:
 
     def _set_buffers(self, program: StackProgram, shown: dict[str, np.ndarray]) -> None:
         """Where each part of the layers goes: what is shown into its array, the rest into the scratch."""
-        if program.bound == self._moved and not shown:
-            return
-        program.bound = -1  # until all are set: whoever interrupts this must not leave a place behind
-        for name, size in program.buffers.items():
-            program.set(name, place(shown[name]) if name in shown else self._place_of_room(name, size))
-        program.bound = -1 if shown else self._moved
+        names = frozenset(shown)
+        if program.bound != (self._moved, names):
+            program.bound = None  # until all are set: whoever interrupts this must not leave a place behind
+            for name, size in program.buffers.items():
+                if name not in names:
+                    program.set(name, self._place_of_room(name, size))
+            program.bound = self._moved, names
+        for name, array in shown.items():
+            program.set(name, place(array))
 
     def _set_segment(
         self, program: StackProgram, index: int, part: Attended, first: int, wanted: bool

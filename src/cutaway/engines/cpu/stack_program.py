@@ -46,7 +46,7 @@ class StackProgram:
         self.attentions: list[AttentionSpec] = list(dict.fromkeys(spec.attention for spec in specs))
         self.rotaries: list[RotarySpec] = list(dict.fromkeys(a.rotary for a in self.attentions if a.rotary is not None))
         self.buffers = self._buffers()
-        self.bound = -1  # the state of the scratch that its buffers' places were set for
+        self.bound: tuple[int, frozenset[str]] | None = None  # to which state of the scratch, and what lies elsewhere
         self._of = tuple(specs), [tuple(parts.values()) for parts in weights]
         self._program = Program([phase for index in range(len(specs)) for phase in self._phases(index)])
         self.set, self.run = self._program.set, self._program.run
