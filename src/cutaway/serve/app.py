@@ -1,6 +1,7 @@
 """The application: the page's files, the page's data, and a place for further routes."""
 
 import asyncio
+import gzip
 import mimetypes
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -95,10 +96,28 @@ def _built_files() -> list[tuple[str, bytes]]:
 
 
 def _file(data: bytes, kind: str, headers: dict[str, str]):  # type: ignore[no-untyped-def]
+    """What answers with a file; packed for whoever can unpack it, since a page may be far from its server."""
+    packs = kind.startswith("text/")  # fonts are packed already
+    packed: list[bytes] = []  # when it is first asked for: a start does not wait for it
+
     async def answer(request: Request) -> Response:
-        return Response(data, media_type=kind, headers=headers)
+        if not packs:
+            return Response(data, media_type=kind, headers=headers)
+        told = headers | {"Vary": "Accept-Encoding"}
+        if not _unpacks(request):
+            return Response(data, media_type=kind, headers=told)
+        if not packed:
+            packed.append(gzip.compress(data, mtime=0))
+        return Response(packed[0], media_type=kind, headers=told | {"Content-Encoding": "gzip"})
 
     return answer
+
+
+def _unpacks(request: Request) -> bool:
+    """Whether an answer may come as gzip: it is named, and not at a weight of zero."""
+    accepted = request.headers.get("accept-encoding", "").replace(" ", "").lower()
+    named = dict(part.partition(";q=")[::2] for part in accepted.split(","))
+    return "gzip" in named and named["gzip"] not in ("0", "0.0", "0.00", "0.000")
 
 
 async def _nothing_there(request: Request, error: Exception) -> Response:
