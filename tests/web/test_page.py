@@ -134,3 +134,21 @@ def test_while_the_first_pass_runs_the_page_says_so(browser, address):
     page.goto(address)
     expect(page.get_by_text("The first pass is running")).to_be_visible()
     page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_before_its_program_has_come_the_page_says_that_it_opens(browser, address, scheme):
+    page = browser.new_page(color_scheme=scheme)
+    page.route("**/*.js", lambda route: None)
+    page.goto(address, wait_until="commit")
+    expect(page.get_by_role("status")).to_have_text("Cutaway is opening…")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (np.mean([int(part) for part in re.findall(r"\d+", ground)]) < 128) == (scheme == "dark")
+    page.close()
+
+
+@pytest.mark.parametrize("view", ["layer", "heads"])
+def test_a_phone_zoomed_to_twice_the_size_still_needs_no_scrolling_sideways(visit, view):
+    page = visit(f"{PLACE}&l=1&v={view}&at=layers.1.attn.head_out&c=2.1", width=195, height=420)
+    expect(page.locator(".cell .value")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 195

@@ -109,3 +109,30 @@ def test_the_steps_are_there_whatever_was_looked_at_before(visit):
     page.keyboard.press(".")
     expect(page.get_by_role("heading", name="Layer 0, head 1")).to_be_visible()
     expect(page.locator(".steps button")).to_have_count(6)
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_what_opens_out_of_sight_says_so_and_leads_there(visit, width):
+    page = visit(f"{PLACE}&v=heads&l=1", width=width, height=600)
+    below = page.get_by_role("button", name=re.compile("is open below"))
+    expect(below).to_have_count(0)
+    step(page, "attn.z").press("Enter")
+    below.click()
+    expect(page.get_by_role("heading", name="layers.1.attn.z", exact=True)).to_be_in_viewport()
+    expect(below).to_have_count(0)
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "application"
+
+
+def test_a_head_that_cannot_be_had_is_not_told_under_the_numbers_of_another(visit):
+    page = visit(f"{PLACE}&v=heads&l=1&h=0")
+    expect(page.locator(".one")).to_contain_text("%")
+    page.route("**/api/**", lambda route: route.abort("connectionrefused"))
+    page.get_by_role("button", name="Next head").click()
+    expect(page.get_by_role("alert")).to_contain_text("does not answer")
+    expect(page.get_by_role("heading", name="Layer 1, head 0")).to_be_visible()
+    expect(page.locator(".one")).to_have_attribute("aria-busy", "true")
+    step(page, "attn.pattern").locator("canvas").click()
+    expect(page.locator(".cell .hint")).to_contain_text("does not answer")
+    page.unroute("**/api/**")
+    expect(page.get_by_role("heading", name="Layer 1, head 1")).to_be_visible(timeout=15_000)
+    visit.faults.clear()

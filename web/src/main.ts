@@ -3,4 +3,6 @@ import "./app.css";
 import { mount } from "svelte";
 import App from "./App.svelte";
 
-mount(App, { target: document.getElementById("page")! });
+const page = document.getElementById("page")!;
+page.replaceChildren(); // what stood there until the program had come
+mount(App, { target: page });
