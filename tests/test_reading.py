@@ -1,6 +1,8 @@
 """Text and JSON, wherever they come from: a byte order mark is no fault, and what cannot be read is told in one way."""
 
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 import cutaway
 from cutaway import CutawayError
-from cutaway.reading import Unreadable, decoded, parsed, parsed_object, read_object, read_text
+from cutaway.reading import Unreadable, decoded, parsed, parsed_object, read_bytes, read_object, read_text
 
 MARK = b"\xef\xbb\xbf"
 VALUES = st.recursive(
@@ -87,3 +89,36 @@ def test_an_edit_in_json_is_read_as_all_json_is():
         with pytest.raises(CutawayError, match="is no JSON") as refused:
             toy.trace("<BOS>", edits=[wrong])
         assert len(str(refused.value)) < 500
+
+
+def test_what_never_ends_is_not_read_to_its_end(tmp_path):
+    (tmp_path / "long.json").write_bytes(b" " * 3000 + b"{}")
+    for read in (lambda path: read_bytes(path, 1000), lambda path: read_object(path, 1000)):
+        with pytest.raises(CutawayError, match=r"long\.json is 3,002 bytes long; such a file has at most 1,000"):
+            read(tmp_path / "long.json")
+    (tmp_path / "long.json").write_bytes(b" " * 998 + b"{}")
+    assert read_object(tmp_path / "long.json", 1000) == {}
+    if os.path.exists("/dev/zero"):
+        with pytest.raises(CutawayError, match=r"/dev/zero is more than 5,000,000 bytes long"):
+            read_bytes("/dev/zero", 5_000_000)
+        with pytest.raises(CutawayError, match=r"/dev/zero cannot be read: it is no file but a pipe or a device"):
+            read_object("/dev/zero")
+
+
+def test_a_pipe_gives_a_text_but_nobody_waits_for_one_where_an_object_should_lie(tmp_path):
+    if not hasattr(os, "mkfifo"):
+        return  # a system without pipes that have names
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CutawayError, match="it is no file but a pipe or a device"):
+        read_object(tmp_path / "config.json")
+    writer = threading.Thread(target=(tmp_path / "config.json").write_text, args=("told\r\n",))
+    writer.start()
+    assert read_text(tmp_path / "config.json") == "told\n"
+    writer.join()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "a\ud800b"])
+def test_a_name_that_no_file_can_have_is_refused(name):
+    for read in (read_bytes, read_text, read_object):
+        with pytest.raises(CutawayError, match="cannot be read: no file can have that name"):
+            read(name)

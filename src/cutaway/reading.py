@@ -3,15 +3,17 @@
 import codecs
 import json
 import os
+import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isinf
-from pathlib import Path
 from typing import Any
 
 from cutaway.errors import CutawayError
 
+MOST_BYTES = 1 << 28  # of a file that is read at one go: the longest tokenizers have an eighth
+_AT_ONCE = 1 << 20  # bytes of what does not say how long it is
 _SHOWN = 60  # characters of what is told back
 _MARKS = {  # of encodings, the longer ones first: that of UTF-32 begins with that of UTF-16
     codecs.BOM_UTF32_LE: "UTF-32",
@@ -87,27 +89,44 @@ def parsed_object(told: str | bytes) -> dict[str, Any]:
     return value
 
 
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES, *, piped: bool = True) -> bytes:
+    """The bytes of a file, or with `piped` of what else gives bytes until it ends.
+
+    Raises CutawayError for what cannot be read, and for more than `most` bytes: no file is trusted to end.
+    """
+    try:
+        if not piped and not stat.S_ISREG(kind := os.stat(path).st_mode) and not stat.S_ISDIR(kind):
+            raise CutawayError(f"{path} cannot be read: it is no file but a pipe or a device.")  # it may never end
+        with open(path, "rb") as file:
+            size, parts, left = os.fstat(file.fileno()).st_size, [], most + 1
+            while size <= most and left and (part := file.read(min(left, max(size, _AT_ONCE)))):
+                parts.append(part)
+                left -= len(part)
+    except OSError as error:
+        raise CutawayError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except ValueError:  # a NUL, or half of a surrogate pair
+        raise CutawayError(f"{str(path)!r} cannot be read: no file can have that name.") from None
+    if size > most or not left:
+        told = f"{size:,}" if size > most else f"more than {most:,}"
+        raise CutawayError(f"{path} is {told} bytes long; such a file has at most {most:,}.")
+    return b"".join(parts)
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a file, as `decoded` reads it, its line ends all written as one character.
 
     Raises CutawayError for what cannot be read.
     """
     try:
-        return decoded(Path(path).read_bytes()).replace("\r\n", "\n").replace("\r", "\n")
-    except OSError as error:
-        raise CutawayError(f"{path} cannot be read: {error.strerror or error}.") from None
+        return decoded(read_bytes(path)).replace("\r\n", "\n").replace("\r", "\n")
     except Unreadable as error:
         raise CutawayError(f"{path} cannot be read: {error}.") from None
 
 
-def read_object(path: str | os.PathLike[str], most: int | None = None) -> dict[str, Any]:
+def read_object(path: str | os.PathLike[str], most: int = MOST_BYTES) -> dict[str, Any]:
     """The object in a JSON file of `most` bytes at most. Raises CutawayError as `parsed_object` does, with the path."""
     try:
-        if most is not None and (size := os.stat(path).st_size) > most:
-            raise CutawayError(f"{path} is {size:,} bytes long; such a file has at most {most:,}.")
-        return parsed_object(Path(path).read_bytes())
-    except OSError as error:
-        raise CutawayError(f"{path} cannot be read: {error.strerror or error}.") from None
+        return parsed_object(read_bytes(path, most, piped=False))
     except Unreadable as error:
         raise CutawayError(f"{path} cannot be read as JSON: {error}.") from None
 

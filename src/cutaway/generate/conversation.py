@@ -14,7 +14,7 @@ from cutaway.forward.cache import KVCache
 from cutaway.generate.cache_use import CacheStep, CacheUse
 from cutaway.generate.passes import shared_prefix
 from cutaway.generate.response import Step
-from cutaway.reading import Unreadable, parsed
+from cutaway.reading import Unreadable, parsed, read_bytes
 from cutaway.spec import ModelSpec
 from cutaway.text.tokenizer import Tokenizer
 
@@ -147,9 +147,7 @@ class Conversation:
     def load(self, path: str | Path) -> None:
         """Go on with a saved conversation. Raises CutawayError for what is none, and changes nothing."""
         try:
-            told = parsed(Path(path).read_bytes())
-        except OSError as error:
-            raise CutawayError(f"{path} cannot be read: {error.strerror}.") from None
+            told = parsed(read_bytes(path))
         except Unreadable as error:
             raise CutawayError(f"{path} holds no saved conversation, which is JSON: {error}.") from None
         messages = told.get("messages") if isinstance(told, dict) else told
