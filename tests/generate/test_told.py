@@ -177,3 +177,37 @@ def test_whoever_asks_a_ticket_once_more_does_not_wait(toy):
     with pytest.raises(CutawayError, match="go to the function that it was submitted with"):
         list(elsewhere)
     assert isinstance(elsewhere, Ticket)
+
+
+@pytest.mark.parametrize("ends", ["stopped", "cancelled", "failed"])
+def test_several_who_take_from_one_ticket_share_its_steps_and_none_waits_for_ever(ends, toy, monkeypatch):
+    batch = toy.batch()
+    ticket = batch.submit(toy.request(PROMPT, Basic(6, seed=1)))
+    taken: list[list[int] | str] = []
+
+    def take() -> None:
+        mine: list[int] = []
+        try:
+            for step in ticket:
+                mine.append(step.token)  # noqa: PERF401: an error leaves those that came before it
+        except MemoryError:
+            taken.append("failed")
+        taken.append(mine)
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    if ends == "failed":
+        breaks(monkeypatch, Passes, "run", 3, MemoryError("no room"))
+    for _ in range(2):
+        batch.step()
+    if ends == "cancelled":
+        ticket.cancel()
+    driven(batch)
+    for thread in threads:
+        thread.join(30)
+    assert not any(thread.is_alive() for thread in threads)
+    tokens = [token for mine in taken if mine != "failed" for token in mine]
+    whole = toy.generate(PROMPT, 6, seed=1).tokens
+    assert sorted(tokens) == sorted(whole[: len(whole) if ends == "stopped" else 2])
+    assert ("failed" in taken) == (ends == "failed")

@@ -262,3 +262,40 @@ def test_in_a_storm_no_answer_is_wrong_none_is_missing_and_memory_stays(clients)
     assert found.left_over == 0
     assert found.memory[-1] / found.memory[0] < 1.05
     assert process.returncode in (0, -15)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_where_no_further_step_can_be_asked_for_all_are_told_and_later_ones_are_served(nth, monkeypatch):
+    toy, calls, soon = cutaway.load("toy"), [0], Owner.soon
+
+    def failing(self, *given):
+        calls[0] += 1
+        if calls[0] == nth:
+            raise MemoryError("no room")
+        soon(self, *given)
+
+    async def told(driver: Driver) -> list[int] | str:
+        try:
+            flow = driver.submit([toy.request("<BOS> dragon", Basic(4, seed=1))], whole=False)
+        except MemoryError as error:
+            return str(error)
+        try:
+            return [step.token async for _, step in flow]
+        except MemoryError as error:
+            return str(error)
+        finally:
+            flow.close()
+
+    async def serve() -> None:
+        owner = Owner()
+        driver = Driver(toy, owner, 2, 8)
+        alone = toy.generate("<BOS> dragon", 4, seed=1).tokens
+        answers = await asyncio.wait_for(asyncio.gather(*(told(driver) for _ in range(4))), 60)
+        assert "no room" in answers
+        assert all(answer in (alone, "no room") for answer in answers)
+        assert await asyncio.wait_for(told(driver), 60) == alone
+        assert driver.idle
+        owner.close()
+
+    monkeypatch.setattr(Owner, "soon", failing)
+    asyncio.run(serve())

@@ -138,7 +138,7 @@ class Batch:
         try:
             return self._step()
         except BaseException as error:
-            self._give_up(error)
+            self.give_up(error)
             raise
 
     def _step(self) -> bool:
@@ -212,7 +212,7 @@ class Batch:
         except BaseException as error:
             with self._changed:
                 self._closed = True
-            self._give_up(error)
+            self.give_up(error)
             raise
 
     def close(self, *, drain: bool = True) -> None:
@@ -351,7 +351,7 @@ class Batch:
         for ticket in (lane.ticket, *lane.followers):
             ticket.end(error)
 
-    def _give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
         """Tell everybody, under way or waiting, so that nobody waits for what never comes."""
         if not isinstance(error, Exception):  # it stops whoever runs the batch, not those who wait in other threads
             error = CutawayError(f"The batch was stopped ({type(error).__name__}) before this response had ended.")

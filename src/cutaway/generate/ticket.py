@@ -61,11 +61,13 @@ class Ticket:
 
     def ready(self) -> Iterator[Step]:
         """The steps that are there already, without waiting; raises what went wrong."""
-        while not self._events.empty():
+        while not self._over and not self._events.empty():
             yield from self._taken(self._events.get())
 
     def _taken(self, event: Event) -> Iterator[Step]:
-        self._over = not isinstance(event, Step) or event.finish is not None
+        if not isinstance(event, Step) or event.finish is not None:
+            self._over = True
+            self._events.put(event if isinstance(event, BaseException) else None)  # others may wait for it as well
         if isinstance(event, BaseException):
             raise event
         if event is not None:

@@ -82,6 +82,9 @@ class Driver:
                 except CutawayError:  # the owner was closed meanwhile: nobody will take another step
                     self._under_way = False
                     self.close()
+                except BaseException as error:  # no room to ask for it: who waits now is told, later ones are served
+                    self._under_way = False
+                    self._batch.give_up(error)
 
 
 class Flow:
