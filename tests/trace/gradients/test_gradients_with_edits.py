@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_gradients import CAPPED, LATENT, LENGTH, SPECS, surprise
 
-from adapters import adaptable, of_llama, write_adapter
+from adapters import adaptable, of_llama, with_magnitudes, write_adapter
 from cutaway import CutawayError, Trace
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.engines.torch.engine import TorchEngine
@@ -171,8 +171,11 @@ def test_values_from_the_unedited_run_are_held_as_they_are() -> None:
     assert followed(run, [edits[0], Replace("layers.1.attn.z", PLAIN)]) > 5
 
 
-def test_gradients_go_back_through_an_adapter_too(tmp_path: Path) -> None:
-    edits: list[Edit] = [Adapter(write_adapter(tmp_path / "adapter", of_llama())), Zero("layers.0.attn.z", heads=[2])]
+@pytest.mark.parametrize("lengths", [False, True], ids=["LoRA", "DoRA"])
+def test_gradients_go_back_through_an_adapter_too(lengths: bool, tmp_path: Path) -> None:
+    tensors = with_magnitudes(of_llama()) if lengths else of_llama()
+    folder = write_adapter(tmp_path / "adapter", tensors, use_dora=lengths)
+    edits: list[Edit] = [Adapter(folder), Zero("layers.0.attn.z", heads=[2])]
     ids = random_ids(LLAMA, LENGTH)
     run = adaptable(engine="torch:cpu").trace(ids, ["*"], gradients=True, edits=edits)
     run.backward(lambda run: surprise(run.logits))
