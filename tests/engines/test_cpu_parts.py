@@ -3,7 +3,7 @@
 import pytest
 
 from cutaway.engines.cpu import attend, products
-from cutaway.engines.cpu.processor import FEW, GROUP, MIX_STEP
+from cutaway.engines.cpu.processor import FEW, MIX_STEP, UNDIVIDED
 
 THREADS = pytest.mark.parametrize("threads", [1, 2, 3, 4, 16])
 
@@ -14,7 +14,7 @@ THREADS = pytest.mark.parametrize("threads", [1, 2, 3, 4, 16])
 def test_no_thread_has_more_of_a_product_to_do_than_an_even_share(threads, d_out, rows, monkeypatch):
     monkeypatch.setattr(products, "thread_count", lambda: threads)
     parts = products.parts_of.__wrapped__(d_out, 576, rows)
-    groups = -(-d_out // (4 if rows <= FEW else GROUP))
+    groups = -(-d_out // (4 if rows <= FEW else UNDIVIDED))
     assert 1 <= parts <= products.PARTS * threads
     if parts >= threads:  # else it is too little work for all of them
         assert -(-parts // threads) * -(-groups // parts) <= -(-groups // threads)

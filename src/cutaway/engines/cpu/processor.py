@@ -48,6 +48,7 @@ PASS_LANES, TILE_LEFT, TILE_RIGHT = _tile()
 # Weight rows unpacked together. Measured with AVX2, whose tile is small: four tiles' rows are up to 1.3 times as fast
 # as one's, since a row of x is fetched from the second-level cache less often; with AVX-512 there is no gain.
 GROUP = TILE_LEFT if has("avx512f") else 4 * TILE_LEFT
+UNDIVIDED = max(GROUP, LANES)  # weight rows whose results one thread works out: whole cache lines, which no two write
 # Whether the rows of a tile are woven: sixteen numbers of each, then the next sixteen of each. One address then
 # reaches them all; 1.3 times as fast with AVX-512, but slower with AVX2, which has no register to spare for it.
 WEAVES = has("avx512f")

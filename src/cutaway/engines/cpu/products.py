@@ -10,7 +10,7 @@ needed, and is no faster at these sizes.
 from functools import cache
 
 from cutaway.engines.cpu.kernel import Kernel
-from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, PANEL, TILE_LEFT, padded, strip
+from cutaway.engines.cpu.processor import FEW, GROUP, KEPT_BYTES, PANEL, TILE_LEFT, UNDIVIDED, padded, strip
 from cutaway.engines.cpu.program import Place, Task
 from cutaway.engines.cpu.threads import thread_count
 
@@ -40,7 +40,7 @@ def parts_of(d_out: int, d_in: int, n_x: int) -> int:
     """In how many parts a product is done: as many as leave each thread the same share of the weight's rows."""
     threads, work = thread_count(), d_out * d_in * max(1, n_x // 8)
     most = max(1, min(PARTS * threads, work // SMALLEST_PART))
-    groups = -(-d_out // (4 if n_x <= FEW else GROUP))  # rows that stay together
+    groups = -(-d_out // (4 if n_x <= FEW else UNDIVIDED))  # rows that stay together
 
     def longest_share(parts: int) -> int:
         return parts // threads * -(-groups // parts)

@@ -8,7 +8,7 @@ from cutaway.engines.cpu.code.arithmetic import floats_upto, put_upto
 from cutaway.engines.cpu.code.sums import long_dots_of_group, padded_width
 from cutaway.engines.cpu.code.unpack import stored_dots, stored_row, unpack_row
 from cutaway.engines.cpu.code.vectors import address, arguments
-from cutaway.engines.cpu.processor import GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, WEAVES, strip
+from cutaway.engines.cpu.processor import GROUP, KEPT_BYTES, LANES, PANEL, TILE_LEFT, UNDIVIDED, WEAVES, strip
 
 strip_rows = register_jitable(strip)
 WOVEN = 4 * LANES * TILE_LEFT  # bytes from sixteen numbers of a row to its next, woven
@@ -44,8 +44,8 @@ def many_rows(kind: str) -> Callable[[int, int, int, int], None]:
         w = address(scratch) + 4 * scratch_size * worker
         kept = w + GROUP * row
         results = kept + strip * (GROUP // TILE_LEFT * KEPT_BYTES)
-        groups = (d_out + GROUP - 1) // GROUP
-        begin, stop = groups * part // parts * GROUP, min(groups * (part + 1) // parts * GROUP, d_out)
+        groups = (d_out + UNDIVIDED - 1) // UNDIVIDED
+        begin, stop = groups * part // parts * UNDIVIDED, min(groups * (part + 1) // parts * UNDIVIDED, d_out)
         at = 0
         while at < n_x:
             n_here, panel = min(n_x - at, strip), begin
