@@ -62,7 +62,7 @@ class KVCache:
             )
         self._engine, self._spec = engine, spec
         self._shapes = [_shapes(layer.attention) for layer in spec.layers]
-        self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
+        self._rotaries = spec.rotaries
         self._held = Room([_empty(engine, shapes, 0) for shapes in self._shapes], 0)
         self.ids: list[int] = []
         self._model: weakref.ref[Any] | None = None  # whose passes filled it

@@ -12,8 +12,7 @@ def warn_beyond_context(spec: ModelSpec, before: int, after: int, stacklevel: in
     (`spec.n_max`, which is refused before). Angles that are stretched with the length of the text are there to go
     past it, so those models are not warned of. The warning points at the caller of whoever calls this.
     """
-    rotaries = (layer.attention.rotary for layer in spec.layers)
-    stretched = any(rotary is not None and isinstance(rotary.scaling, DynamicScaling) for rotary in rotaries)
+    stretched = any(isinstance(rotary.scaling, DynamicScaling) for rotary in spec.rotaries)
     limit = None if stretched else spec.context_length
     if limit is not None and before <= limit < after:
         warnings.warn(

@@ -35,6 +35,4 @@ class Run:
 
     @classmethod
     def of(cls, engine: Engine, spec: ModelSpec, layout: Layout, caches: Sequence[KVCache] | None = None) -> "Run":
-        # By identity first: to hash the same one for every layer takes as long as a small kernel.
-        kinds = {id(kind): kind for layer in spec.layers if (kind := layer.attention.rotary) is not None}.values()
-        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout) for kind in set(kinds)})
+        return cls(engine, layout, caches, {kind: rotation(engine, kind, layout) for kind in spec.rotaries})

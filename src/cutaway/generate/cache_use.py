@@ -125,8 +125,7 @@ class CacheUse:
         """What each step costs with a cache: what it did cost or, where nothing was kept, what it would have cost."""
         if self.kept:
             return self.flops
-        rotaries = {layer.attention.rotary for layer in self.spec.layers if layer.attention.rotary is not None}
-        costs = []
+        costs, rotaries = [], self.spec.rotaries
         for step, tokens in enumerate(self.lengths):
             holds = step > 0 and all(settled(rotary, tokens - 1, tokens) for rotary in rotaries)
             costs.append(total_flops(self.spec, 1 if holds else tokens, tokens - 1 if holds else 0, 1))

@@ -47,7 +47,7 @@ class Passes:
         self._parameters = parameters
         self._machine = Machine(engine, spec, parameters)
         self._plain, self._kinds = Kind(spec), Kinds()
-        self._rotaries = {layer.attention.rotary for layer in spec.layers if layer.attention.rotary is not None}
+        self._rotaries = spec.rotaries
 
     @property
     def dtype(self) -> str:

@@ -14,7 +14,7 @@ from cutaway.spec.check import require, require_positive
 from cutaway.spec.count import Count
 from cutaway.spec.feedforward import Activation, ExpertsSpec, FeedForwardSpec
 from cutaway.spec.norm import NormSpec
-from cutaway.spec.positions import PositionsSpec
+from cutaway.spec.positions import PositionsSpec, RotarySpec
 
 Placement = Literal["pre", "post"]
 
@@ -114,6 +114,15 @@ class ModelSpec:
     def n_max(self) -> int | None:
         """The longest input that can be computed at all; None where there is no such limit."""
         return self.positions.n_max if self.positions is not None and self.positions.kind == "learned" else None
+
+    @property
+    def rotaries(self) -> frozenset[RotarySpec]:
+        """The rotations that occur, each once.
+
+        Told apart by identity first: to hash the same one for every layer takes as long as a small kernel.
+        """
+        kinds = {id(kind): kind for layer in self.layers if (kind := layer.attention.rotary) is not None}
+        return frozenset(kinds.values())
 
     def same_in_all_layers(self, path: str) -> object:
         """A value such as "attention.n_heads" where all layers agree on it, else None."""

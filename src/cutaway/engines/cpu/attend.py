@@ -12,6 +12,7 @@ import numpy as np
 from cutaway.engines.cpu.kernel import Kernel, place
 from cutaway.engines.cpu.processor import MIX_STEP
 from cutaway.engines.cpu.threads import thread_count
+from cutaway.engines.protocol import Scoring
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
 _MOST_PARTS = 1 << 10  # of one segment: 32 of them in a phase stay within what the pool can count
@@ -41,6 +42,13 @@ def mix_parts(work: int, key_heads: int, rows: int, width: int) -> int:
         return most
     stretches = key_heads * -(-width // MIX_STEP)
     return max((parts for parts in range(threads, most + 1, threads) if stretches % parts == 0), default=most)
+
+
+def seen_keys(scoring: Scoring, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """The first key that each row sees and the one after its last, among `end` keys: int64 `[rows]` each."""
+    sides = (np.minimum(np.maximum(side, 0), end) for side in (scoring.first, scoring.last))
+    first, last = (side.astype(np.int64, copy=False) for side in sides)
+    return first, last
 
 
 def dots(q: np.ndarray, k: np.ndarray, out: np.ndarray) -> None:

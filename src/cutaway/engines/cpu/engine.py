@@ -166,7 +166,7 @@ class CpuEngine:
         fits = len(q) % len(keys) == 0 and q.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
         _expect(fits, "Each key head serves as many query heads, and each key has a value", q, keys, values)
         n_heads, rows, _ = q.shape
-        first, last = (np.clip(part, 0, keys.shape[1]).astype(np.int64) for part in (scoring.first, scoring.last))
+        first, last = attend.seen_keys(scoring, keys.shape[1])
         _expect(first.shape == last.shape == (rows,), "Each query row sees one range of keys", q, first, last)
         growth = None if scoring.growth is None else self.array(scoring.growth)
         out = empty((rows, n_heads, values.shape[2])).swapaxes(0, 1)  # as the heads are joined

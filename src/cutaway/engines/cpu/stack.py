@@ -56,8 +56,7 @@ class _Rule:
 
     def __init__(self, scoring: Scoring, end: int) -> None:
         self.of = scoring
-        sides = (np.minimum(np.maximum(side, 0), end) for side in (scoring.first, scoring.last))
-        first, last = (side.astype(np.int64, copy=False) for side in sides)
+        first, last = attend.seen_keys(scoring, end)
         growth = None if scoring.growth is None else np.ascontiguousarray(scoring.growth, np.float32)
         self.start = int(first.min()) // LANES * LANES
         self.first, self.last, self.growth = place(first), place(last), 0 if growth is None else place(growth)

@@ -1,13 +1,4 @@
-"""The words in which `formats.py` says how stored bytes become weights, inside a kernel that is being emitted.
-
-Each format is one generator that yields a block's weights, sixteen at a time and in their order, as LLVM values;
-whoever asks stores them or multiplies them at once (both in `unpack.py`). A plain format (F32, F16, BF16, F64)
-counts as blocks of sixteen, with a reader of one weight for what is left at a row's end. The layouts are described
-in `engines/blocks.py`.
-
-Rounding: scale times number is exact in float32 (11 + 6 + 5 bits at most) wherever an offset is added to
-it, so that fusing the two changes no bit.
-"""
+"""The words in which `formats.py` says how stored bytes become weights, inside a kernel that is being emitted."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -148,11 +139,11 @@ class Stored:
     def levels(
         self, count: int, taken: int, factor: Any, offset: Any = None, sixteenth: Any = None
     ) -> Callable[..., Any]:
-        """How numbers of four or five bits (`count` of them) become weights: (q − taken) · factor (+ offset).
+        """How numbers of four bits (`count` of them) become weights: (q − taken) · factor (+ offset).
 
         With an offset there is one rounding. What is given back makes sixteen weights of sixteen bytes: of their lower
-        halves or, with `half` 1, of their upper; of five bits, `unset` says in which lanes the fifth is 0.
-        `sixteenth` of the factor is worked out where it is not given.
+        halves or, with `half` 1, of their upper. Where weights are looked up there may be five bits, and `unset` says
+        in which lanes the fifth is 0. `sixteenth` of the factor is worked out where it is not given.
         """
         build, scale = self._builder, splat(self._builder, factor)
         if taken and self._looks_up and not LOOKS_UP:
@@ -164,12 +155,6 @@ class Stored:
         def value(numbers: Any, scale: Any = scale) -> Any:
             return build.fmul(numbers, scale) if added is None else fma(build, numbers, scale, added)
 
-        def less(numbers: Any, taken: int) -> Any:
-            return build.sub(numbers, lanes([taken] * LANES)) if taken else numbers
-
-        def halves(packed: Any, half: int) -> Any:
-            return build.lshr(packed, lanes([4] * LANES)) if half else packed
-
         if LOOKS_UP:
             tables = [
                 value(lanes([float(level - taken) for level in range(first, first + LANES)], _SINGLE))
@@ -177,21 +162,19 @@ class Stored:
             ]
 
             def looked_up(packed: Any, half: int, unset: Any = None) -> Any:
-                found = [self._looked_up(table, halves(packed, half)) for table in tables]
+                indices = build.lshr(packed, lanes([4] * LANES)) if half else packed
+                found = [self._looked_up(table, indices) for table in tables]
                 return found[0] if unset is None else build.select(unset, *found)
 
             return looked_up
 
-        def worked_out(packed: Any, half: int, unset: Any = None) -> Any:
-            if unset is None and half:  # as they stand: sixteen times the number, and a sixteenth of the scale
-                share = build.fmul(factor, _SINGLE(1 / 16)) if sixteenth is None else sixteenth
-                numbers = less(build.and_(packed, lanes([240] * LANES)), 16 * taken)
-                return value(build.sitofp(numbers, FLOAT_LANES), splat(build, share))
-            numbers = build.and_(halves(packed, half), lanes([15] * LANES))
-            if unset is not None:
-                numbers = build.add(numbers, lanes([16] * LANES))
-                numbers = build.sub(numbers, build.and_(build.sext(unset, INT_LANES), lanes([16] * LANES)))
-            return value(build.sitofp(less(numbers, taken), FLOAT_LANES))
+        def worked_out(packed: Any, half: int) -> Any:
+            if not half:
+                return value(self.minus(build.and_(packed, lanes([15] * LANES)), taken))
+            # As they stand: sixteen times the number, and a sixteenth of the scale.
+            share = build.fmul(factor, _SINGLE(1 / 16)) if sixteenth is None else sixteenth
+            numbers = build.and_(packed, lanes([240] * LANES))
+            return value(self.minus(numbers, 16 * taken), splat(build, share))
 
         return worked_out
 
@@ -201,10 +184,9 @@ class Stored:
         function = cgutils.get_or_insert_function(self._builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
         return self._builder.call(function, [levels, indices])
 
-    def unset(self, numbers: Any, bits: int | Sequence[int]) -> Any:
-        """In which lanes this bit, or each lane's own of them, is 0."""
-        masks = [bits] * LANES if isinstance(bits, int) else bits
-        chosen = self._builder.and_(numbers, lanes([1 << bit if bit < 31 else -(1 << 31) for bit in masks]))
+    def unset(self, numbers: Any, bits: Sequence[int]) -> Any:
+        """In which lanes each lane's own bit is 0."""
+        chosen = self._builder.and_(numbers, lanes([1 << bit if bit < 31 else -(1 << 31) for bit in bits]))
         return self._builder.icmp_signed("==", chosen, lanes([0] * LANES))
 
     def thirty_two(self, offset: int) -> Any:
