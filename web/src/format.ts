@@ -49,6 +49,11 @@ export function visible(piece: string): string {
   return piece.replace(/\\n|\n/g, "⏎").replace(/\t|\\t/g, "⇥").replace(/ /g, "·");
 }
 
+/** A text of at most `most` characters, an ellipsis in the place of what does not fit. */
+export function shortened(text: string, most: number): string {
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
+}
+
 /** `[H, T, T]` beside `[9, 13, 13]`. */
 export function shape(parts: (string | number)[]): string {
   return parts.join(" × ");

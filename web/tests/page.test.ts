@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { decode } from "../src/api";
 import { divergence, expertOff, offers, say, scarsOf } from "../src/edits";
-import { bytes, count, number, percent, visible, work } from "../src/format";
+import { bytes, count, number, percent, shortened, visible, work } from "../src/format";
 import type { EditCard, LayerKind, Token } from "../src/protocol";
 import { distribution, draw, entropyBits, ranked, softmax, unsampled } from "../src/sampling";
 import { DEFAULTS, fromHash, toHash, type Place } from "../src/state/permalink";
@@ -132,6 +132,8 @@ describe("what is written", () => {
     expect(work(2.7e8)).toBe("270 MFLOP");
     expect(bytes(645120)).toBe("645 kB");
     expect(visible(" a\\n")).toBe("·a⏎");
+    expect(shortened("John gave", 9)).toBe("John gave");
+    expect(shortened("John gave a", 9)).toBe("John gav…");
   });
 });
 

@@ -1,6 +1,6 @@
 /** A window of a tensor: cells in colours, written out where they have room, with rows and columns named. */
 import type { Tensor } from "../api";
-import { number, visible } from "../format";
+import { number, shortened, visible } from "../format";
 import type { Token } from "../protocol";
 import { type Filled, isFilled } from "./filling";
 import { drawMatrix } from "./matrix";
@@ -214,7 +214,7 @@ export function paintLabels(
     c.fillStyle = chosen ? colours.selected : colours.soft;
     c.font = `${chosen ? 620 : 400} 12px "Inter Variable", sans-serif`;
     const name = tokens[r] ? visible(tokens[r].piece) : String(r);
-    c.fillText(name.length > 13 ? `${name.slice(0, 12)}…` : name, LABELS - 8, y);
+    c.fillText(shortened(name, 13), LABELS - 8, y);
   }
   c.textAlign = "center";
   const apart = stepOf(Math.ceil((square ? 15 : 36) / cellWidth));
