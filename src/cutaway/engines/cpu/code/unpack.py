@@ -31,7 +31,7 @@ from cutaway.engines.cpu.code.vectors import (
     load_some,
     operation,
 )
-from cutaway.engines.cpu.processor import FEW, LANES, PASS_LANES, has
+from cutaway.engines.cpu.processor import FEW, LANES, MOST_SUMS, PASS_LANES, has
 
 
 @operation(types.void, ADDRESS, ADDRESS, types.int64, types.int64, constants=1)
@@ -107,13 +107,14 @@ def stored_dots(builder: Any, kind: str, *given: Any) -> Any:
 def _left_at_once(n_right: int) -> int:
     """Stored rows read side by side: enough sums at once to keep the processor busy, no more than its registers."""
     if has("avx512f"):
-        return 4 if n_right <= 3 else 2
+        return 4 if n_right <= 5 else 2
     return 2 if n_right <= 4 else 1
 
 
 def _lanes_at_once(n_right: int) -> int:
-    """Lanes that are summed in one pass over a stored row: of many rows of x, as many as the registers hold."""
-    return LANES if n_right == 1 else PASS_LANES
+    """Lanes that are summed in one pass over a stored row: all, where the registers hold that many sums."""
+    registers = n_right * _left_at_once(n_right) * (LANES // PASS_LANES)
+    return LANES if registers <= MOST_SUMS else PASS_LANES
 
 
 def _few_dots(
