@@ -56,17 +56,14 @@ def test_each_phase_sees_all_that_the_one_before_it_did(helped: bool) -> None:
         for i, parts in enumerate((1, 7, Place("parts of the last")))
     ]
     program = Program([tasks, [Task(lowest(), (Place("cells"), 30, Place("out"), 7), 3)], [tasks[0]], tasks[1:]])
-    program.set("cells", place(cells))
-    program.set("out", place(out))
-    program.set("no such place", 1)
-    parts_stand_at = program.indices("parts of the last")
+    program.words_of(["cells", "no such place", "out"]).set([place(cells), 1, place(out)])
+    parts_of_the_last = program.words_of(["parts of the last"])
     pool = threads._the_pool()
     before = pool._alone_until
     try:
         for run in range(600):
             pool._alone_until = 0.0 if helped and threads.thread_count() > 1 else float("inf")
-            for index in parts_stand_at:
-                program.words[index] = 1 + run % 10
+            parts_of_the_last.set([1 + run % 10])
             program.run()
             assert (cells == 2 * (run + 1)).all()
             assert (out == 2 * run + 1).all()
@@ -77,8 +74,9 @@ def test_each_phase_sees_all_that_the_one_before_it_did(helped: bool) -> None:
 def test_a_place_with_an_offset_is_set_wherever_it_stands() -> None:
     cells = np.zeros(40, np.float32)
     program = Program([[Task(count(), (Place("cells", 40), 10, 0.5)), Task(count(), (Place("cells"), 10, 2.0))]])
-    program.set("cells", place(cells))
+    there = program.words_of(["cells"])
+    there.set([place(cells)])
     program.run()
-    program.set("cells", place(cells) + 80)
+    there.set([place(cells) + 80])
     program.run()
     assert cells.tolist() == [2.0] * 10 + [0.5] * 10 + [2.0] * 10 + [0.5] * 10

@@ -19,7 +19,7 @@ from torch_reference import Case, Made
 from both_ways import assert_both_ways_agree
 from cutaway.checkpoints.load import load_checkpoint
 from cutaway.checkpoints.sources import locate
-from cutaway.engines.cpu import attend, compiling, elementwise, layer_program
+from cutaway.engines.cpu import attend, compiling, elementwise, layer_phases, phases
 from cutaway.engines.cpu.code import attend as attend_code
 from cutaway.engines.cpu.code import elementwise as elementwise_code
 from cutaway.engines.cpu.code.arithmetic import everywhere, exponential, fused, over, plus, times
@@ -57,12 +57,12 @@ def key_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fused_eps(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the fused layer: every norm's eps, half as large again."""
-    norm = layer_program.LayerProgram._norm
+    norm = phases.Phases._norm
 
     def with_another(self: Any, spec: NormSpec, *rest: Any) -> Any:
         return norm(self, replace(spec, eps=spec.eps * 1.5), *rest)
 
-    monkeypatch.setattr(layer_program.LayerProgram, "_norm", with_another)
+    monkeypatch.setattr(phases.Phases, "_norm", with_another)
 
 
 def fused_scale(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +73,7 @@ def fused_scale(monkeypatch: pytest.MonkeyPatch) -> None:
             arguments = (*arguments[:8], arguments[8] * CHANGED, arguments[9])
         return Task(kernel, arguments, parts)
 
-    monkeypatch.setattr(layer_program, "Task", task)
+    monkeypatch.setattr(layer_phases, "Task", task)
 
 
 def staged_eps(monkeypatch: pytest.MonkeyPatch) -> None:

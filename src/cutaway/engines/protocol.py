@@ -15,7 +15,7 @@ import numpy as np
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.weights import Weight
-from cutaway.spec import AttentionSpec, RotarySpec
+from cutaway.spec import AttentionSpec, NormSpec, RotarySpec
 
 Array = Any  # the engine's own array type
 
@@ -94,6 +94,25 @@ class Attended(NamedTuple):
     rule: Callable[[AttentionSpec], Scoring]
 
 
+@dataclass(frozen=True, eq=False)
+class Ending:
+    """What follows the last layer for every row: the norm, where there is one, and the projection to the vocabulary."""
+
+    norm: NormSpec | None
+    gain: Gain | None
+    head: Linear
+
+
+class Stacked(NamedTuple):
+    """What fused layers give: the stream `[T, d]`; where an `Ending` was run with them, what it made of the stream,
+    `[T, d]` and `[T, V]`.
+    """
+
+    x: Array
+    final: Array | None = None
+    logits: Array | None = None
+
+
 Turns = Mapping[RotarySpec, tuple[Array, Array]]  # cosines and sines [T, dims / 2]
 
 
@@ -106,10 +125,10 @@ class Engine(Protocol):
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
     - `attend(q, keys, values, scoring)` is all of attention at once, scores unseen; `[H, R, d_value]`, or None where
       it declines.
-    - `stack(first, specs, weights, x, turns, attended, tap)` is consecutive layers at once, the first of them layer
-      `first`, `[T, d]` → `[T, d]`. It puts new keys and values where `attended` says and shows the tap what it wants.
-      How many it would take of the layers to come `stackable(specs, rows, taps)` says; to more than one at a time
-      there is nothing to show.
+    - `stack(first, specs, weights, x, turns, attended, taps, ending)` is consecutive layers at once, the first of
+      them layer `first`, and after the last layer the ending, where one is given: `[T, d]` → `Stacked`. It puts new
+      keys and values where `attended` says, and when all is done it shows the layers' taps what they want.
+      How many it would take of the layers to come `stackable(specs, layout, taps)` says.
 
     Three things may be said of an engine, all left out by most: `differentiable`, that its arrays remember how they
     were made; `bitwise`, False where a row's last bits hang on what is computed and looked at beside it; and

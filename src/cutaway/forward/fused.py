@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cutaway.engines.layout import Segment
-from cutaway.engines.protocol import Array, Attended, Scoring
+from cutaway.engines.protocol import Array, Attended, Ending, Scoring, Stacked
 from cutaway.errors import CutawayError
 from cutaway.forward.attention import scoring
 from cutaway.forward.cache import Room
@@ -14,11 +14,18 @@ from cutaway.spec import AttentionSpec, ModelSpec
 
 
 def fused_layers(
-    run: Run, spec: ModelSpec, parameters: Parameters, x: Array, first: int, taps: Sequence[Tap]
-) -> tuple[int, Array]:
+    run: Run,
+    spec: ModelSpec,
+    parameters: Parameters,
+    x: Array,
+    first: int,
+    taps: Sequence[Tap],
+    ending: Ending | None,
+) -> tuple[int, Stacked]:
     """`[T, d]` → `[T, d]`: how many layers from `first` on the engine has run, and what they made of the stream.
 
-    None (0) where the engine has no such operation or declines: then the stages do it. `taps` are those of all layers.
+    After the last layer it has run the ending too, where one is given. None (0) where the engine has no such operation
+    or declines: then the stages do it. `taps` are those of all layers.
     """
     engine = run.engine
     ahead = getattr(engine, "stackable", None)
@@ -26,15 +33,23 @@ def fused_layers(
     if ahead is not None:
         layers = parameters.layers
         stop = next((i for i in range(first, spec.n_layers) if getattr(layers[i], "adapted", False)), spec.n_layers)
-        count = ahead(spec.layers[first:stop], len(x), taps[first:stop])
+        count = ahead(spec.layers[first:stop], run.layout, taps[first:stop])
     if count == 0:
-        return 0, x
+        return 0, Stacked(x)
     stop = first + count
     attended = run.remembered("attended", lambda: [_attended(run, spec, part) for part in run.layout.segments])
-    weights = parameters.layers[first:stop]
-    x = engine.stack(first, spec.layers[first:stop], weights, x, run.rotations, attended, taps[first])  # type: ignore[attr-defined]
+    stacked: Stacked = engine.stack(  # type: ignore[attr-defined]
+        first,
+        spec.layers[first:stop],
+        parameters.layers[first:stop],
+        x,
+        run.rotations,
+        attended,
+        taps[first:stop],
+        ending if stop == spec.n_layers else None,
+    )
     run.fused.update(range(first, stop))
-    return count, x
+    return count, stacked
 
 
 def _attended(run: Run, spec: ModelSpec, segment: Segment) -> Attended:

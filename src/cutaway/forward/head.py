@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cutaway.engines.layout import Layout
-from cutaway.engines.protocol import Array, Engine
+from cutaway.engines.protocol import Array, Ending, Engine
 from cutaway.errors import CutawayError
 from cutaway.forward.norm import norm
 from cutaway.forward.parameters import Parameters
@@ -11,11 +11,22 @@ from cutaway.points import Tap
 from cutaway.spec import ModelSpec
 
 
-def final_norm(engine: Engine, spec: ModelSpec, parameters: Parameters, x: Array, tap: Tap) -> Array:
+def final_norm(engine: Engine, spec: ModelSpec, parameters: Parameters, x: Array) -> Array:
     """The norm before the head, where the model has one."""
-    if spec.final_norm is None:
-        return x
-    return tap("final.norm", norm(engine, spec.final_norm, parameters.final_norm, x))
+    return x if spec.final_norm is None else norm(engine, spec.final_norm, parameters.final_norm, x)
+
+
+def ending(spec: ModelSpec, parameters: Parameters, layout: Layout, rows: Sequence[int], tap: Tap) -> Ending | None:
+    """The same and the plain head, for an engine that can go on with them after its last layers.
+
+    None where more has to be done, where somebody alters what lies between, or where not all rows are asked for.
+    """
+    if spec.headless or spec.head_transform is not None or spec.logit_cap is not None or "final.norm" in tap.altered:
+        return None
+    head = parameters.head
+    if head.added or len(rows) != layout.rows:
+        return None
+    return Ending(spec.final_norm, parameters.final_norm, head)
 
 
 def logits(

@@ -7,12 +7,12 @@ from functools import partial
 import numpy as np
 
 from cutaway.engines.layout import Layout
-from cutaway.engines.protocol import Array, Engine
+from cutaway.engines.protocol import Array, Ending, Engine, Stacked
 from cutaway.forward.block import block
 from cutaway.forward.cache import KVCache
 from cutaway.forward.embedding import embedding
 from cutaway.forward.fused import fused_layers
-from cutaway.forward.head import final_norm, logits, pooled
+from cutaway.forward.head import ending, final_norm, logits, pooled
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.run import Run
 from cutaway.points import Tap, Unwatched
@@ -71,28 +71,33 @@ def _transformer(
     layout = Layout.of(map(len, sequences), None if caches is None else [cache.length for cache in caches])
     for cache, ids in zip(caches or (), sequences, strict=False):
         cache.refuse_unsettled(len(ids))
+    asked = layout.last_rows if rows is None else list(rows)
     run = Run.of(engine, spec, layout, caches)
     x = embedding(run, spec, parameters, np.concatenate(sequences), tap, types)
-    x = _layers(run, spec, parameters, x, tap)
+    x, final, scores = _layers(run, spec, parameters, x, tap, ending(spec, parameters, layout, asked, tap))
     for cache, ids in zip(caches or (), sequences, strict=False):
         cache.advance(ids)
-    x = final_norm(engine, spec, parameters, x, tap)
+    if spec.final_norm is not None:
+        x = tap("final.norm", final_norm(engine, spec, parameters, x) if final is None else final)
     if spec.pooler:
         tap("pooler.out", pooled(engine, parameters, x, layout))
     if spec.headless:
         return Pass(layout, x, None, frozenset(run.fused))
-    asked = layout.last_rows if rows is None else list(rows)
-    scores = tap("logits", logits(engine, spec, parameters, x, layout, asked))
-    return Pass(layout, x, scores, frozenset(run.fused))
+    if scores is None:
+        scores = logits(engine, spec, parameters, x, layout, asked)
+    return Pass(layout, x, tap("logits", scores), frozenset(run.fused))
 
 
-def _layers(run: Run, spec: ModelSpec, parameters: Parameters, x: Array, tap: Tap) -> Array:
-    """Layer after layer, `[T, d]` → `[T, d]`: by its stages, or several at once where the engine can."""
+def _layers(run: Run, spec: ModelSpec, parameters: Parameters, x: Array, tap: Tap, ending: Ending | None) -> Stacked:
+    """Layer after layer, `[T, d]` → `[T, d]`: by its stages, or several at once where the engine can, which then runs
+    the ending too.
+    """
     taps = [tap.at(i) for i in range(spec.n_layers)]
-    i = 0
+    stacked, i = Stacked(x), 0
     while i < spec.n_layers:
-        done, x = fused_layers(run, spec, parameters, x, i, taps)
+        done, stacked = fused_layers(run, spec, parameters, stacked.x, i, taps, ending)
         if not done:
-            x = parameters.layers[i].through(partial(block, run, spec.layers[i]), x, i, taps[i])
+            stage = partial(block, run, spec.layers[i])
+            stacked = Stacked(parameters.layers[i].through(stage, stacked.x, i, taps[i]))
         i += done or 1
-    return x
+    return stacked

@@ -16,7 +16,7 @@ from cutaway.engines.cpu.threads import thread_count
 from cutaway.engines.layout import Layout
 from cutaway.engines.low_rank import with_added
 from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
-from cutaway.engines.protocol import Attended, Gain, Linear, Scoring, Turns
+from cutaway.engines.protocol import Attended, Ending, Gain, Linear, Scoring, Stacked, Turns
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.points import Tap
@@ -175,9 +175,9 @@ class CpuEngine:
         attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
         return out
 
-    def stackable(self, specs: Sequence[LayerSpec], rows: int, taps: Sequence[Tap]) -> int:
+    def stackable(self, specs: Sequence[LayerSpec], layout: Layout, taps: Sequence[Tap]) -> int:
         """How many layers, from the first of these on, `stack` takes at once; 0 where it does not serve the first."""
-        return at_one_go(specs, rows, taps)
+        return at_one_go(specs, layout, taps)
 
     def stack(
         self,
@@ -187,10 +187,11 @@ class CpuEngine:
         x: np.ndarray,
         turns: Turns,
         attended: Sequence[Attended],
-        tap: Tap,
-    ) -> np.ndarray:
-        """Whole layers of few rows, with the bits of the stages."""
-        return self._stacks.run(self, first, specs, weights, x, turns, attended, tap)
+        taps: Sequence[Tap],
+        ending: Ending | None = None,
+    ) -> Stacked:
+        """Whole layers of few rows, and what follows the last, with the bits of the stages."""
+        return self._stacks.run(self, first, specs, weights, x, turns, attended, taps, ending)
 
     def stored_at(self, weight: Weight) -> tuple[int, int, int]:
         """Where a weight lies: the address of its rows, the bytes from row to row, the address of its order or 0."""

@@ -55,8 +55,8 @@ WEAVES = has("avx512f")
 STRETCH = 768  # floats of a row multiplied at a time: TILE_LEFT such rows stay in the first-level cache
 KEPT_BYTES = 4 * LANES * TILE_LEFT  # of the sums kept between stretches, for each right row
 FEW = 6  # rows of x up to which stored rows are multiplied as they are read
-# Registers that hold sums while stored rows are multiplied; with AVX2, of 16, the rest is needed to unpack. Measured so:
-# two rows of x in one pass over the stored rows 1.1 times as fast as in two, five 1.12 times, three and four not.
+# Registers that hold sums while stored rows are multiplied; with AVX2 the rest of its 16 is needed to unpack. Measured:
+# two rows of x in one pass over the stored rows 1.1 times as fast as in two, five 1.12 times; three and four are not.
 MOST_SUMS = 20 if has("avx512f") else 10
 STRIP = 1 << 16  # numbers of x multiplied with all weights before the next: 256 kB, part of a second-level cache
 PANEL = 64  # results of each row of x that are put down together: whole cache lines, whatever the steps of y

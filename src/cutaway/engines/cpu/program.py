@@ -6,6 +6,7 @@ words, as the pool reads it.
 """
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,8 +38,22 @@ class Task:
     parts: int | Place = 1
 
 
+@dataclass(frozen=True, eq=False)
+class Words:
+    """Some words of a program: word `where[i]` takes value number `which[i]`, plus `offsets[i]` bytes."""
+
+    program: np.ndarray
+    where: np.ndarray
+    which: np.ndarray
+    offsets: np.ndarray
+
+    def set(self, values: Sequence[int] | np.ndarray) -> None:
+        """Give the places their values for the runs to come."""
+        self.program[self.where] = np.asarray(values, np.int64)[self.which] + self.offsets
+
+
 class Program:
-    """Phases, made once and run often; `values[name]` are set between the runs."""
+    """Phases, made once and run often; what `words_of` gives is set between the runs."""
 
     def __init__(self, phases: list[list[Task]]) -> None:
         words: list[Argument] = []
@@ -66,16 +81,13 @@ class Program:
                 self.words[index] = word if isinstance(word, int) else _bits(word)
         self._places = {name: np.array(where, np.int64).T for name, where in places.items()}
 
-    def set(self, name: str, value: int) -> None:
-        """Give a place its value for the runs to come; a name that the program does not use is ignored."""
-        where = self._places.get(name)
-        if where is not None:
-            self.words[where[0]] = where[1] + value
-
-    def indices(self, name: str) -> np.ndarray:
-        """Where in `words` the value of a place stands, for one that is set very often and nowhere has an offset."""
-        where = self._places.get(name)
-        return np.empty(0, np.int64) if where is None else where[0]
+    def words_of(self, names: Sequence[str]) -> "Words":
+        """Where these places stand, to be set together; a name that the program does not use is ignored."""
+        none = np.empty((2, 0), np.int64)
+        found = [self._places.get(name, none) for name in names]
+        which = np.repeat(np.arange(len(names)), [part.shape[1] for part in found])
+        where, offsets = np.concatenate([none, *found], axis=1)
+        return Words(self.words, where, which, offsets)
 
     def run(self) -> None:
         """All phases, in order, by the whole pool."""

@@ -1,30 +1,32 @@
 """Layers as a program of kernels: what the stages of `forward` compute, with the same bits, and no Python between.
 
 It serves few rows, where a kernel takes less time than the Python that calls it; so it also takes care to do little
-itself. Layers that nobody looks into are run at one go, and what lies between their steps is in a scratch that all
-share; a layer whose points are to be shown is run by itself, and they are written into arrays of their own. It is a
-second writing of the layer, and so it is tested against the stages, for every family and every point.
+itself. Layers are run at one go, up to the logits where all are; what lies between their steps is in a scratch that
+all share, and points that are to be shown are written into arrays of their own, shown when all is done. It is a second
+writing of the layer, and so it is tested against the stages, for every family and every point.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from cutaway.engines.cpu import attend
 from cutaway.engines.cpu.kernel import place
-from cutaway.engines.cpu.layer_program import LayerProgram
 from cutaway.engines.cpu.memory import empty
 from cutaway.engines.cpu.processor import LANES, TILE_LEFT
 from cutaway.engines.cpu.stack_program import StackProgram
 from cutaway.engines.cpu.threads import own_turn
-from cutaway.engines.protocol import Attended, Scoring, Turns
+from cutaway.engines.layout import Layout
+from cutaway.engines.protocol import Attended, Ending, Scoring, Stacked, Turns
 from cutaway.points import Tap
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 MOST_PROGRAMS = 64  # that begin with one layer, one for each lengths of segments: a running batch has many
 MOST_ROWS = 32  # beyond, kernels take so long that what Python adds is lost among them
 MOST_RULES = 64  # of segments and kinds of attention, kept for the layers to come
+MOST_SHOWN = 1 << 18  # numbers of the arrays that wait to be shown (1 MB), where that is more than one layer's
 UNSHOWN = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.head_out"})  # what it makes no array of
 
 
@@ -39,16 +41,32 @@ def can_run(spec: LayerSpec, rows: int, tap: Tap) -> bool:
     )
 
 
-def at_one_go(specs: Sequence[LayerSpec], rows: int, taps: Sequence[Tap]) -> int:
-    """How many layers, from the first on, make one program: one that is looked into, or those up to the next such."""
-    count = 0
+def at_one_go(specs: Sequence[LayerSpec], layout: Layout, taps: Sequence[Tap]) -> int:
+    """How many layers, from the first on, make one program.
+
+    Where many show much they are halved: a number that changed with every token would be a new program each time.
+    """
+    count, rows = 0, layout.rows
     for spec, tap in zip(specs, taps, strict=True):
-        if not can_run(spec, rows, tap) or (tap.shown and count > 0):
+        if not can_run(spec, rows, tap):
             break
         count += 1
-        if tap.shown:
-            break
+    some = zip(specs[:count], taps[:count], strict=True)
+    sizes = [_shown_numbers(spec, layout, tap.shown) if tap.shown else 0 for spec, tap in some]
+    while count > 1 and sum(sizes[:count]) > MOST_SHOWN:
+        count = (count + 1) // 2
     return count
+
+
+def _shown_numbers(spec: LayerSpec, layout: Layout, shown: frozenset[str]) -> int:
+    """Of the arrays that a layer shows, about."""
+    attention, feed_forward = spec.attention, spec.feed_forward
+    assert isinstance(feed_forward, FeedForwardSpec)  # `can_run` has seen to it
+    widest = max(feed_forward.d_ff, attention.n_heads * max(attention.d_head, attention.value_width))
+    numbers = layout.rows * widest * len(shown)
+    if "attn.pattern" in shown:
+        numbers += attention.n_heads * sum(segment.length * segment.end for segment in layout.segments)
+    return numbers
 
 
 class _Rule:
@@ -95,78 +113,75 @@ class Stacks:
         x: np.ndarray,
         turns: Turns,
         attended: Sequence[Attended],
-        tap: Tap,
-    ) -> np.ndarray:
+        taps: Sequence[Tap],
+        ending: Ending | None,
+    ) -> Stacked:
         """`[T, d]` → `[T, d]`: what these layers, the first of them layer `first`, make of the stream.
 
-        New keys and values are written into each segment's room. The tap is that of the only layer, or of none.
+        New keys and values are written into each segment's room.
         """
-        lengths = tuple(part.length for part in attended)
-        x, out = np.ascontiguousarray(x, np.float32), empty(x.shape)
+        lengths, shown = tuple(part.length for part in attended), tuple(tap.shown for tap in taps)
+        x = np.ascontiguousarray(x, np.float32)
+        out, final, logits = empty(x.shape), None, None
+        if ending is not None:
+            final = out if ending.norm is None else empty(x.shape)
+            logits = empty((len(x), ending.head.weight.shape[0]))
         with own_turn():
-            program = self._program(engine, specs, weights, lengths)
-            shown = {}
-            if tap.shown:
-                shapes = program.layers[0].shapes
-                shown = {name: empty(shapes[name]) for name in _arrays_for(program.layers[0], tap.shown)}
-            program.set("x", place(x))
-            program.set("resid_post", place(out))
-            for index, rotary in enumerate(program.rotaries):
-                for name, angles in zip(("cosines", "sines"), turns[rotary], strict=True):
-                    program.set(f"{name} {index}", place(angles))
-            patterns = [
-                self._set_segment(program, index, part, first, "attn.pattern" in tap.shown)
-                for index, part in enumerate(attended)
-            ]
-            self._set_buffers(program, shown)
-            program.run()
-        if tap.shown:
-            _show(program.layers[0], x, {**shown, "resid_post": out}, patterns, tap)
-        return out
+            program = self._program(engine, specs, weights, lengths, shown, ending)
+            kept = empty((program.kept_size,))
+            given = [place(x), place(out), *(0 if array is None else place(array) for array in (final, logits))]
+            for rotary in program.rotaries:
+                given += map(place, turns[rotary])
+            patterns = [self._set_segment(program, index, part, first) for index, part in enumerate(attended)]
+            self._set_buffers(program)
+            program.run(given, place(kept))
+        _show(program, x, out, kept, patterns, taps)
+        return Stacked(out, final, logits)
 
     def _program(
-        self, engine: Any, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]], lengths: tuple[int, ...]
+        self,
+        engine: Any,
+        specs: Sequence[LayerSpec],
+        weights: Sequence[Mapping[str, Any]],
+        lengths: tuple[int, ...],
+        shown: tuple[frozenset[str], ...],
+        ending: Ending | None,
     ) -> StackProgram:
         """The program of these layers for segments of these lengths; of too many the oldest goes."""
         prepared: dict[Any, StackProgram] = weights[0].prepared  # type: ignore[attr-defined]
-        key = (len(weights), lengths)
+        key = (lengths, shown, ending is None)
         program = prepared.get(key)
-        if program is None or not program.is_of(specs, weights):
-            program = prepared[key] = StackProgram(engine, specs, weights, lengths)
+        if program is None or not program.is_of(specs, weights, ending):
+            program = prepared[key] = StackProgram(engine, specs, weights, lengths, shown, ending)
             while len(prepared) > MOST_PROGRAMS:
                 del prepared[next(iter(prepared))]
         return program
 
-    def _set_buffers(self, program: StackProgram, shown: dict[str, np.ndarray]) -> None:
-        """Where each part of the layers goes: what is shown into its array, the rest into the scratch."""
-        names = frozenset(shown)
-        if program.bound != (self._moved, names):
-            program.bound = None  # until all are set: whoever interrupts this must not leave a place behind
-            for name, size in program.buffers.items():
-                if name not in names:
-                    program.set(name, self._place_of_room(name, size))
-            program.bound = self._moved, names
-        for name, array in shown.items():
-            program.set(name, place(array))
+    def _set_buffers(self, program: StackProgram) -> None:
+        """Where each part of the layers goes that is not shown."""
+        if program.bound != self._moved:
+            places = [self._place_of_room(name, size) for name, size in program.buffers.items()]
+            program.bind(places, self._moved)
 
-    def _set_segment(
-        self, program: StackProgram, index: int, part: Attended, first: int, wanted: bool
-    ) -> np.ndarray | None:
-        """Where a segment's keys, values and scores lie, and by which rule; its pattern's array where it is wanted."""
+    def _set_segment(self, program: StackProgram, index: int, part: Attended, first: int) -> list[np.ndarray]:
+        """Where a segment's keys, values and scores lie, and by which rule; the arrays of the patterns to show."""
         end = part.position + part.length
         places = program.segment(index, part.room, first)
         places.set_position(part.position)
-        scores = max(spec.n_heads for spec in program.attentions) * part.length * end
-        pattern, target = None, self._place_of_room(places.scores, scores)
+        rules = []
         for number, spec in enumerate(program.attentions):
             rule, size = self._rule(part.rule(spec), end), spec.n_heads * part.length * end
-            if wanted:
-                pattern = empty((spec.n_heads, part.length, end))
-                pattern[:, :, : rule.start] = 0.0
-                target = place(pattern)
             parts = rule.parts(spec, part.length, size, end - rule.start)
-            places.set_rule(number, end, rule.start, target, rule.first, rule.last, rule.growth, *parts)
-        return pattern
+            places.set_rule(number, end, rule.start, rule.first, rule.last, rule.growth, *parts)
+            rules.append(rule)
+        most = max(spec.n_heads for spec in program.attentions) * part.length * end
+        patterns = []
+        for layer in places.looking:
+            pattern = empty((program.layers[layer].spec.attention.n_heads, part.length, end))
+            pattern[:, :, : rules[program.rule(layer)].start] = 0.0
+            patterns.append(pattern)
+        places.set_scores(self._place_of_room(places.scratch, most), list(map(place, patterns)))
+        return patterns
 
     def _rule(self, scoring: Scoring, end: int) -> _Rule:
         """What it was made into for the layer before, mostly."""
@@ -187,25 +202,29 @@ class Stacks:
         return kept[1]
 
 
-def _arrays_for(layer: LayerProgram, shown: frozenset[str]) -> set[str]:
-    """Which buffers must be arrays of their own where these points are to be shown; the output always is."""
-    return {layer.same_as.get(name, name) for name in shown} & layer.shapes.keys() - {"resid_post"}
-
-
 def _show(
-    layer: LayerProgram,
+    program: StackProgram,
     x: np.ndarray,
-    shown: dict[str, np.ndarray],
-    patterns: Sequence[np.ndarray | None],
-    tap: Tap,
+    out: np.ndarray,
+    kept: np.ndarray,
+    patterns: Sequence[Sequence[np.ndarray]],
+    taps: Sequence[Tap],
 ) -> None:
-    """Hand what is wanted to the tap, in the order of the pass."""
-    for name in layer.order:
-        if name not in tap.shown:
-            continue
-        if name == "attn.pattern":
-            for index, pattern in enumerate(patterns):
-                tap.rows(name, pattern, index, 0)
-        else:
-            value = x if name == "resid_pre" else shown[layer.same_as.get(name, name)]
+    """Hand what is wanted to the taps, in the order of the pass."""
+    if not any(program.shown):
+        return
+    arrays = {(-1, "resid_post"): x, (len(taps) - 1, "resid_post"): out}
+    for one in program.kept:
+        arrays[one.layer, one.name] = kept[one.offset : one.offset + prod(one.shape)].reshape(one.shape)
+    of_segments: list[Iterator[np.ndarray]] = list(map(iter, patterns))
+    for index, (layer, tap) in enumerate(zip(program.layers, taps, strict=True)):
+        for name in layer.order if tap.shown else ():
+            if name not in tap.shown:
+                continue
+            if name == "attn.pattern":
+                for segment, own in enumerate(of_segments):
+                    tap.rows(name, next(own), segment, 0)
+                continue
+            before = (index - 1, "resid_post") if name == "resid_pre" else (index, layer.same_as.get(name, name))
+            value = arrays[before]
             tap(name, value.swapaxes(0, 1) if value.ndim == 3 else value)

@@ -1,23 +1,26 @@
 """Consecutive layers as one program: each written by itself, then joined, with a value that many share set once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
+from math import prod
 from operator import is_
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import numpy as np
 
 from cutaway.engines.cpu.kernel import place
-from cutaway.engines.cpu.layer_program import LayerProgram
+from cutaway.engines.cpu.layer_phases import LayerPhases
+from cutaway.engines.cpu.phases import EndingPhases
 from cutaway.engines.cpu.program import Argument, Place, Program, Task
+from cutaway.engines.protocol import Ending
 from cutaway.spec import AttentionSpec, LayerSpec, RotarySpec
 
-_OF_A_LAYER = ("keys", "values", "key head", "value head", "new key", "new value")  # of each segment in each layer
+_LINE = 16  # numbers of a cache line
 _OF_A_RULE = (
     "seen",
     "start",
-    "scores",
     "first",
     "last",
     "growth",
@@ -27,11 +30,21 @@ _OF_A_RULE = (
 )  # of each segment, the same in all layers that attend alike; set before every run
 
 
-class StackProgram:
-    """Layers over segments of these lengths. Places that are set before a run: "x", "resid_post" (what comes out),
-    each name of `buffers`; and by methods of this class, what belongs to a segment and to a rotation.
+class Kept(NamedTuple):
+    """Where in `StackProgram.kept_size` numbers an array lies that a layer shows."""
 
-    `attentions` and `rotaries` are those that occur, each once. Points are shown by a program of one layer only.
+    layer: int
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+class StackProgram:
+    """Layers over segments of these lengths, and what follows the last of them where an ending is given.
+
+    `shown` says of each layer which points are to be shown: their arrays lie beside one another where `run` is told,
+    as `kept` says, and patterns where `set_patterns` is told. Other arrays lie in a scratch: `buffers` names them,
+    with how many numbers. `attentions` and `rotaries` are those that occur, each once.
     """
 
     def __init__(
@@ -40,25 +53,56 @@ class StackProgram:
         specs: Sequence[LayerSpec],
         weights: Sequence[Mapping[str, Any]],
         lengths: Sequence[int],
+        shown: Sequence[frozenset[str]],
+        ending: Ending | None,
     ) -> None:
-        self.lengths = lengths
-        self.layers = [LayerProgram(engine, spec, parts, lengths) for spec, parts in zip(specs, weights, strict=True)]
+        self.lengths, self.shown = lengths, shown
+        self.layers = [LayerPhases(engine, spec, parts, lengths) for spec, parts in zip(specs, weights, strict=True)]
+        self.ending = None if ending is None else EndingPhases(engine, ending, sum(lengths))
         self.attentions: list[AttentionSpec] = list(dict.fromkeys(spec.attention for spec in specs))
         self.rotaries: list[RotarySpec] = list(dict.fromkeys(a.rotary for a in self.attentions if a.rotary is not None))
+        self.kept = list(self._kept())
+        self.kept_size = self.kept[-1].offset + prod(self.kept[-1].shape) if self.kept else 0
+        self._own = {(one.layer, one.name) for one in self.kept}
         self.buffers = self._buffers()
-        self.bound: tuple[int, frozenset[str]] | None = None  # to which state of the scratch, and what lies elsewhere
-        self._of = tuple(specs), [tuple(parts.values()) for parts in weights]
-        self._program = Program([phase for index in range(len(specs)) for phase in self._phases(index)])
-        self.set, self.run = self._program.set, self._program.run
+        self.bound = -1  # to which state of the scratch
+        self._of = tuple(specs), _parts_of(weights), _parts_of_ending(ending)
+        phases = [phase for index in range(len(specs)) for phase in self._phases(index)]
+        if self.ending is not None:
+            phases += _renamed(self.ending.phases, {"x": "resid_post"})
+        self._program = Program(phases)
+        angles = [f"{name} {index}" for index in range(len(self.rotaries)) for name in ("cosines", "sines")]
+        self._given = self._program.words_of(["x", "resid_post", "final.norm", "logits", *angles])
+        self._scratch = self._program.words_of(list(self.buffers))
+        self._shown = self._program.words_of([f"{one.name} of layer {one.layer}" for one in self.kept])
+        self._offsets = 4 * np.array([one.offset for one in self.kept], np.int64)
         self._segments = [SegmentPlaces(self, self._program, index) for index in range(len(lengths))]
 
-    def is_of(self, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]]) -> bool:
+    def is_of(self, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]], ending: Ending | None) -> bool:
         """Whether this is the program of these very layers: of the same weights an edited run has other specs."""
-        own_specs, own_weights = self._of
-        return all(map(is_, specs, own_specs)) and all(
-            len(parts) == len(kept) and all(map(is_, parts.values(), kept))
-            for parts, kept in zip(weights, own_weights, strict=True)
+        own_specs, own_parts, own_ending = self._of
+        parts, end = _parts_of(weights), _parts_of_ending(ending)
+        return (
+            len(parts) == len(own_parts)
+            and all(map(is_, specs, own_specs))
+            and all(map(is_, parts, own_parts))
+            and all(map(is_, end, own_ending))
         )
+
+    def bind(self, places: Sequence[int], state: int) -> None:
+        """From now on the scratch of `buffers` lies at these places."""
+        self.bound = -1  # until all are set: whoever interrupts this must not leave a place behind
+        self._scratch.set(places)
+        self.bound = state
+
+    def run(self, given: Sequence[int], kept: int) -> None:
+        """All of it. `given` are the places of x, of the stream that comes out, of `final.norm` and of the logits (0
+        where they are not wanted), then of each rotation's cosines and sines; `kept` is that of the arrays to show.
+        """
+        self._given.set(given)
+        if self.kept:
+            self._shown.set(self._offsets + kept)
+        self._program.run()
 
     def rule(self, index: int) -> int:
         """Which of `attentions` is that of a layer."""
@@ -71,41 +115,49 @@ class StackProgram:
             places.move(room, first)
         return places
 
+    def _kept(self) -> Iterator[Kept]:
+        """The arrays of their own, from cache line to cache line. The stream that comes out is given by `run`."""
+        offset, last = 0, len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            names = {layer.same_as.get(name, name) for name in self.shown[index]} & layer.shapes.keys()
+            if index < last and "resid_pre" in self.shown[index + 1]:
+                names.add("resid_post")
+            for name in layer.shapes:
+                if name in names and (name, index) != ("resid_post", last):
+                    yield Kept(index, name, layer.shapes[name], offset)
+                    offset += -(-prod(layer.shapes[name]) // _LINE) * _LINE
+
     def _buffers(self) -> dict[str, int]:
         """Numbers of each array that lies between the steps; layers use them one after another."""
         sizes: dict[str, int] = {}
-        for layer in self.layers:
-            for name, shape in layer.shapes.items():
-                sizes[name] = max(sizes.get(name, 0), int(np.prod(shape)))
-            for name, size in layer.scratch.items():
+        for layer in (*self.layers, *(() if self.ending is None else (self.ending,))):
+            for name, size in (*((name, prod(shape)) for name, shape in layer.shapes.items()), *layer.scratch.items()):
                 sizes[name] = max(sizes.get(name, 0), size)
         stream = sizes.pop("resid_post")
-        return sizes | {f"stream {side}": stream for side in range(min(2, len(self.layers) - 1))}
+        sizes |= {f"stream {side}": stream for side in range(min(2, len(self.layers) - 1))}
+        return {name: size for name, size in sizes.items() if name not in ("final.norm", "logits")}
+
+    def _stream(self, index: int) -> str:
+        """By which name the stream goes that comes out of a layer."""
+        if index == len(self.layers) - 1:
+            return "resid_post"
+        return f"resid_post of layer {index}" if (index, "resid_post") in self._own else f"stream {index % 2}"
 
     def _phases(self, index: int) -> list[list[Task]]:
         """A layer's phases, its places by their names in the whole."""
-        named: dict[str, str] = {}
-        if index > 0:
-            named["x"] = f"stream {(index - 1) % 2}"
-        if index < len(self.layers) - 1:
-            named["resid_post"] = f"stream {index % 2}"
-        rule, rotary = self.rule(index), self.layers[index].spec.attention.rotary
+        layer = self.layers[index]
+        named = {name: f"{name} of layer {index}" for name in layer.shapes if (index, name) in self._own}
+        named |= {"x": self._stream(index - 1) if index else "x", "resid_post": self._stream(index)}
+        rule, rotary = self.rule(index), layer.spec.attention.rotary
         if rotary is not None:
             turn = self.rotaries.index(rotary)
             named |= {name: f"{name} {turn}" for name in ("cosines", "sines")}
         for segment in range(len(self.lengths)):
             named |= {f"{name} {segment}": f"{name} {segment} of layer {index}" for name in _OF_A_LAYER}
             named |= {f"{name} {segment}": f"{name} {segment} of rule {rule}" for name in _OF_A_RULE}
-
-        def argument(given: Argument) -> Argument:
-            return replace(given, name=named.get(given.name, given.name)) if isinstance(given, Place) else given
-
-        def task(given: Task) -> Task:
-            parts = argument(given.parts)
-            assert not isinstance(parts, float)
-            return Task(given.kernel, tuple(map(argument, given.arguments)), parts)
-
-        return [[task(part) for part in phase] for phase in self.layers[index].phases]
+            if "attn.pattern" in self.shown[index]:
+                named[f"scores {segment}"] = f"scores {segment} of layer {index}"
+        return _renamed(layer.phases, named)
 
 
 class SegmentPlaces:
@@ -115,21 +167,23 @@ class SegmentPlaces:
     """
 
     def __init__(self, stack: StackProgram, program: Program, index: int) -> None:
-        self.scores = f"scores {index}"  # the name of their scratch
         self._in: tuple[Any, int] = (lambda: None, 0)
-        self._words, self._count = program.words, len(stack.layers)
+        self._count = len(stack.layers)
         layers = range(self._count)
 
-        def of_each_layer(name: str) -> tuple[np.ndarray, np.ndarray]:
-            return _joined([program.indices(f"{name} {index} of layer {i}") for i in layers])
+        def of_each_layer(*names: str) -> Any:
+            return program.words_of([f"{name} {index} of layer {layer}" for name in names for layer in layers])
 
-        self._arrays = [(of_each_layer(f"{side}s"), of_each_layer(f"{side} head")) for side in _SIDES]
-        self._new = [of_each_layer(f"new {side}") for side in _SIDES]
-        self._places, self._steps = np.zeros((2, 2, self._count), np.int64)
+        self._arrays, self._heads, self._new = (of_each_layer(*names) for names in _IN_A_ROOM)
+        self._places, self._steps = np.zeros((2, 2 * self._count), np.int64)
         self._rules = [
-            _joined([program.indices(f"{name} {index} of rule {rule}") for name in _OF_A_RULE])
+            program.words_of([f"{name} {index} of rule {rule}" for name in _OF_A_RULE])
             for rule in range(len(stack.attentions))
         ]
+        self.scratch = f"scores {index}"  # the name of that for the scores of one layer after another
+        self._scores = program.words_of([self.scratch])
+        self.looking = [layer for layer in layers if "attn.pattern" in stack.shown[layer]]
+        self._patterns = program.words_of([f"scores {index} of layer {layer}" for layer in self.looking])
 
     def are_in(self, room: Any, first: int) -> bool:
         """Whether these are the places in this very room."""
@@ -139,27 +193,51 @@ class SegmentPlaces:
         """From now on keys and values lie in this room."""
         self._in = (lambda: None, 0)  # until all are set: whoever interrupts this must not leave a place behind
         arrays = room.arrays[first : first + self._count]
-        for side, ((where, which), (where_heads, which_heads)) in enumerate(self._arrays):
-            self._places[side] = [place(pair[side]) for pair in arrays]
-            self._steps[side] = [pair[side].strides[1] for pair in arrays]
-            self._words[where] = self._places[side][which]
-            self._words[where_heads] = np.array([pair[side].strides[0] for pair in arrays])[which_heads]
+        both = [pair[side] for side in range(2) for pair in arrays]
+        self._places[:] = [place(array) for array in both]
+        self._steps[:] = [array.strides[1] for array in both]
+        self._arrays.set(self._places)
+        self._heads.set([array.strides[0] for array in both])
         self._in = (ref(room), first)
 
     def set_position(self, position: int) -> None:
         """Where the new keys and values go."""
-        for side, (where, which) in enumerate(self._new):
-            self._words[where] = (self._places[side] + position * self._steps[side])[which]
+        self._new.set(self._places + position * self._steps)
 
     def set_rule(self, rule: int, *numbers: int) -> None:
         """What is set before every run, in the order of `_OF_A_RULE`."""
-        where, which = self._rules[rule]
-        self._words[where] = np.array(numbers, np.int64)[which]
+        self._rules[rule].set(numbers)
+
+    def set_scores(self, scratch: int, patterns: Sequence[int]) -> None:
+        """Where scores are worked out: in a scratch, and those of the layers of `looking` in arrays of their own."""
+        self._scores.set([scratch])
+        if patterns:
+            self._patterns.set(patterns)
 
 
-def _joined(indices: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """All of them one after another, and of each from which array it is."""
-    return np.concatenate(indices), np.repeat(np.arange(len(indices)), [len(part) for part in indices])
+def _renamed(phases: list[list[Task]], named: Mapping[str, str]) -> list[list[Task]]:
+    """Phases with other names for their places."""
+
+    def argument(given: Argument) -> Argument:
+        return replace(given, name=named.get(given.name, given.name)) if isinstance(given, Place) else given
+
+    def task(given: Task) -> Task:
+        parts = argument(given.parts)
+        assert not isinstance(parts, float)
+        return Task(given.kernel, tuple(map(argument, given.arguments)), parts)
+
+    return [[task(part) for part in phase] for phase in phases]
 
 
-_SIDES = ("key", "value")
+def _parts_of(weights: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """All parts of all layers, one after another."""
+    return list(chain.from_iterable(parts.values() for parts in weights))
+
+
+def _parts_of_ending(ending: Ending | None) -> tuple[Any, ...]:
+    """What an ending is made of."""
+    return (None,) * 4 if ending is None else (ending.norm, ending.gain, ending.head.weight, ending.head.bias)
+
+
+_IN_A_ROOM = (("keys", "values"), ("key head", "value head"), ("new key", "new value"))
+_OF_A_LAYER = tuple(chain.from_iterable(_IN_A_ROOM))  # of each segment in each layer

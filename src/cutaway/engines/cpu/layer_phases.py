@@ -3,34 +3,24 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from cutaway.engines.cpu import attend, elementwise
-from cutaway.engines.cpu.kernel import place
+from cutaway.engines.cpu.phases import Phases
 from cutaway.engines.cpu.processor import ACTIVATION_CODES
-from cutaway.engines.cpu.products import product_task
-from cutaway.engines.cpu.program import Argument, Place, Task
-from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.cpu.program import Place, Task
 from cutaway.spec import FeedForwardSpec, LayerSpec, NormSpec
 
 
-class LayerProgram:
-    """The phases of a layer over segments of these lengths. Places that are set before a run:
+class LayerPhases(Phases):
+    """Those of a layer over segments of these lengths.
 
-    "x", each name of `shapes` and of `scratch`, "cosines" and "sines", and of each segment, with its number, those
-    that `StackProgram` sets. `shapes` names the points with the arrays that hold them, heads as `[T, H, width]`;
-    where two points are one array, `same_as` says of which other. `order` has all of them as the pass makes them.
+    Besides the places of all phases "cosines" and "sines" are set before a run, and of each segment, with its number,
+    those that `StackProgram` sets.
     """
 
     def __init__(self, engine: Any, spec: LayerSpec, weights: Mapping[str, Any], lengths: Sequence[int]) -> None:
-        self.spec = spec
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.scratch: dict[str, int] = {}
-        self.same_as: dict[str, str] = {}
-        self.order: list[str] = ["resid_pre"]
-        self.phases: list[list[Task]] = []
-        self.alive: list[np.ndarray] = []  # the vectors that it reads, so that they stay where they are
-        self._engine, self._weights, self._lengths, self._rows = engine, weights, lengths, sum(lengths)
+        super().__init__(engine, weights, sum(lengths))
+        self.spec, self._lengths = spec, lengths
+        self.order.append("resid_pre")
         self._write()
 
     def _write(self) -> None:
@@ -137,66 +127,3 @@ class LayerProgram:
         code, up = ACTIVATION_CODES[spec.activation], rest[0] if rest else 0
         self._do("activation", first, up, act, n, code, parts=elementwise.parts_of(n))
         return self._products(act, {"mlp.down": None}, {"mlp.down": "mlp.raw"})[0]
-
-    def _products(
-        self, x: Place, names: Mapping[str, int | None], points: Mapping[str, str] | None = None
-    ) -> list[Place]:
-        """Projections of one x, side by side; what they give goes by their own names or those of `points`.
-
-        Where a projection's outputs belong to heads, `names` says to how many.
-        """
-        products: list[Task] = []
-        biases: list[Task] = []
-        results: list[Place] = []
-        for name, heads in names.items():
-            linear: Linear = self._weights[name]
-            d_out = linear.weight.shape[0]
-            point = (points or {}).get(name, name)
-            y = self._buffer(point, d_out) if heads is None else self._buffer(point, heads, d_out // heads)
-            scratch = Place(f"unpacked {len(products)}")
-            kind, shape, stored = linear.weight.kind, linear.weight.shape, self._engine.stored_at(linear.weight)
-            task, size = product_task(kind, stored, shape, x, y, scratch, self._rows)
-            self.scratch[scratch.name] = max(size, self.scratch.get(scratch.name, 0))
-            products.append(task)
-            if linear.bias is not None:
-                bias = self._vector(linear.bias)
-                biases.append(self._task("add", y, bias, y, self._rows * d_out, d_out))
-            results.append(y)
-        self.phases.append(products)
-        self.phases += [[bias] for bias in biases]
-        return results
-
-    def _norm(
-        self, norm: NormSpec, weight: str, x: Place, name: str, rows: int, width: int, heads: int | None = None
-    ) -> Place:
-        gain: Gain | None = self._weights.get(weight)
-        if gain is None:  # a norm without learned numbers
-            gain = Gain(np.ones(width, np.float32))
-        out = self._buffer(name, width) if heads is None else self._buffer(name, heads, width)
-        shift = 0 if gain.bias is None else self._vector(gain.bias)
-        sizes = (rows, width, float(norm.eps), int(norm.kind == "layer"))
-        self._do("norm", x, self._vector(gain.gain), shift, out, *sizes, parts=elementwise.parts_of(rows * width))
-        return out
-
-    def _add(self, a: Place, b: Place, out: Place, n: int) -> None:
-        self._do("add", a, b, out, n, n)
-
-    def _do(self, kernel: str, *arguments: Argument, parts: int = 1) -> None:
-        self.phases.append([self._task(kernel, *arguments, parts=parts)])
-
-    def _task(self, kernel: str, *arguments: Argument, parts: int = 1) -> Task:
-        return Task(elementwise.kernels()[kernel], arguments, parts)
-
-    def _buffer(self, name: str, *shape: int, point: bool = True) -> Place:
-        self.shapes[name] = (self._rows, *shape)
-        if point:
-            self.order.append(name)
-        return Place(name)
-
-    def _vector(self, values: np.ndarray) -> int:
-        """Where a vector lies, for as long as the program lives."""
-        self.alive.append(self._engine.array(values))
-        return place(self.alive[-1])
-
-    def _d_out(self, name: str) -> int:
-        return self._weights[name].weight.shape[0]
