@@ -14,8 +14,6 @@ class AdaptedParts:
     `of` are those without, in whichever form the engine has them: what they hold is looked up when it is used.
     """
 
-    adapted = True  # no operation of an engine that takes a whole layer knows of what is added
-
     def __init__(self, of: Any, added: Added) -> None:
         self._of = of
         self._added = {name: tuple(parts) for name, parts in added.items()}

@@ -31,8 +31,8 @@ def fused_layers(
     ahead = getattr(engine, "stackable", None)
     count = 0
     if ahead is not None:
-        layers = parameters.layers
-        stop = next((i for i in range(first, spec.n_layers) if getattr(layers[i], "adapted", False)), spec.n_layers)
+        # No operation of an engine that takes a whole layer knows of what is added to its projections.
+        stop = min((i for i in parameters.adapted_layers if i >= first), default=spec.n_layers)
         count = ahead(spec.layers[first:stop], run.layout, taps[first:stop])
     if count == 0:
         return 0, Stacked(x)

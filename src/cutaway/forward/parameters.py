@@ -33,7 +33,8 @@ class Parameters:
 
     `layers[i]` maps the names inside a block ("attn.q", "mlp.norm") to a `Linear`, a `Gain` or, for a router's
     correction, a vector. Matrices stay as they are stored, and the short vectors (biases, gains) become the engine's
-    own arrays; an engine that holds weights in a form of its own (`hold`) has them in `held`. Raises CutawayError
+    own arrays; an engine that holds weights in a form of its own (`hold`) has them in `held`. `adapted_layers` are
+    those to which something is added in this run. Raises CutawayError
     for a weight that is missing, unknown, of another shape, or (a vector) not finite.
     """
 
@@ -45,6 +46,7 @@ class Parameters:
         if hold is not None:
             _check_vectors(self.stored, self.held, engine)
         self._added_to_head: tuple[LowRank, ...] = ()
+        self.adapted_layers: frozenset[int] = frozenset()
         self.layers: list[Any] = [
             _inside(self.held, f"layers.{i}.") if hold is None else self.held[f"layers.{i}"]
             for i in range(spec.n_layers)
@@ -57,6 +59,7 @@ class Parameters:
         made.layers = [AdaptedParts(part, inside[i]) if i in inside else part for i, part in enumerate(self.layers)]
         made.held = AdaptedParts(self.held, outside) if outside else self.held
         made._added_to_head = tuple(outside.get("head", ()))
+        made.adapted_layers = self.adapted_layers | inside.keys()
         return made
 
     # What stands outside the layers is looked up when it is used: an engine may have replaced it.

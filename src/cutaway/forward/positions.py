@@ -17,6 +17,7 @@ from cutaway.spec import (
 )
 
 SINUSOIDAL_BASE = 10_000.0
+_TOGETHER = 64  # positions whose turns are kept together
 
 
 def sinusoidal(positions: np.ndarray, d_model: int) -> np.ndarray:
@@ -35,13 +36,45 @@ def rotation(engine: Engine, spec: RotarySpec, layout: Layout) -> tuple[Array, A
 
     The angles are worked out in float64: at position 8,000 a float32 angle is already off by 0.0005.
     """
-    cosines, sines = [], []
-    for segment in layout.segments:
-        per_position, magnitude = frequencies(spec, segment.end)
-        angles = np.outer(np.arange(segment.position, segment.end), per_position)
-        cosines.append(np.cos(angles) * magnitude)
-        sines.append(np.sin(angles) * magnitude)
-    return engine.array(np.concatenate(cosines)), engine.array(np.concatenate(sines))
+    of_segments = [_turns(spec, segment.position, segment.end) for segment in layout.segments]
+    if len(of_segments) == 1:
+        cosines, sines = of_segments[0]
+    else:
+        cosines, sines = map(np.concatenate, zip(*of_segments, strict=True))
+    return engine.array(cosines), engine.array(sines)
+
+
+def _turns(spec: RotarySpec, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cosines and sines of positions `start` to `end` of a sequence of `end` tokens, float64 `[end - start, dims / 2]`.
+
+    Those of the few rows of a decoding step are looked up: to work them out takes as long as a small kernel.
+    """
+    block, first = divmod(start, _TOGETHER)
+    if first + end - start > _TOGETHER or _looks_at_length(spec):
+        return _worked_out(spec, start, end, end)
+    cosines, sines = _kept_turns(spec, block)
+    return cosines[first : first + end - start], sines[first : first + end - start]
+
+
+@lru_cache(128)
+def _kept_turns(spec: RotarySpec, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Those of _TOGETHER positions, where the length of the sequence makes no difference."""
+    start = block * _TOGETHER
+    both = _worked_out(spec, start, start + _TOGETHER, start + _TOGETHER)
+    for side in both:
+        side.setflags(write=False)
+    return both
+
+
+def _worked_out(spec: RotarySpec, start: int, end: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+    per_position, magnitude = frequencies(spec, length)
+    angles = np.outer(np.arange(start, end), per_position)
+    return np.cos(angles) * magnitude, np.sin(angles) * magnitude
+
+
+def _looks_at_length(spec: RotarySpec) -> bool:
+    """Whether a scaling turns pairs otherwise in a longer sequence."""
+    return isinstance(spec.scaling, DynamicScaling | FactorScaling)
 
 
 def frequencies(spec: RotarySpec, length: int) -> tuple[np.ndarray, float]:
@@ -71,7 +104,7 @@ def settled(spec: RotarySpec, earlier: int, later: int) -> bool:
 
     Where it does not hold, a longer sequence changes every row, the first one's too.
     """
-    if not isinstance(spec.scaling, DynamicScaling | FactorScaling):
+    if not _looks_at_length(spec):
         return True
     one, other = frequencies(spec, earlier), frequencies(spec, later)
     return one[1] == other[1] and np.array_equal(one[0], other[0])

@@ -119,7 +119,7 @@ class LayerPhases(Phases):
 
     def _feed_forward(self, read: Place) -> Place:
         spec = self.spec.feed_forward
-        assert isinstance(spec, FeedForwardSpec)  # `can_run` has seen to it
+        assert isinstance(spec, FeedForwardSpec)  # `at_one_go` has seen to it
         names = ("mlp.gate", "mlp.up") if spec.gated else ("mlp.up",)
         first, *rest = self._products(read, dict.fromkeys(names))
         act = self._buffer("mlp.act", spec.d_ff)

@@ -30,38 +30,30 @@ MOST_SHOWN = 1 << 18  # numbers of the arrays that wait to be shown (1 MB), wher
 UNSHOWN = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.head_out"})  # what it makes no array of
 
 
-def can_run(spec: LayerSpec, rows: int, tap: Tap) -> bool:
-    """Whether a layer of this kind can be run here with this many rows, and shows what is wanted."""
-    return (
-        rows <= MOST_ROWS
-        and spec.attention.latent is None
-        and isinstance(spec.feed_forward, FeedForwardSpec)
-        and not tap.altered
-        and not tap.shown & UNSHOWN
-    )
-
-
 def at_one_go(specs: Sequence[LayerSpec], layout: Layout, taps: Sequence[Tap]) -> int:
-    """How many layers, from the first on, make one program.
+    """How many layers, from the first on, make one program: those of a kind that can be run here, nobody alters them
+    and what is to be shown has an array.
 
     Where many show much they are halved: a number that changed with every token would be a new program each time.
     """
-    count, rows = 0, layout.rows
-    for spec, tap in zip(specs, taps, strict=True):
-        if not can_run(spec, rows, tap):
+    count = 0
+    for spec, tap in zip(specs, taps, strict=True) if layout.rows <= MOST_ROWS else ():
+        latent, feed_forward = spec.attention.latent, spec.feed_forward
+        if latent is not None or not isinstance(feed_forward, FeedForwardSpec) or tap.altered or tap.shown & UNSHOWN:
             break
         count += 1
-    some = zip(specs[:count], taps[:count], strict=True)
-    sizes = [_shown_numbers(spec, layout, tap.shown) if tap.shown else 0 for spec, tap in some]
-    while count > 1 and sum(sizes[:count]) > MOST_SHOWN:
-        count = (count + 1) // 2
+    shown = [tap.shown for tap in taps[:count]]
+    if any(shown):
+        sizes = [_shown_numbers(spec, layout, names) for spec, names in zip(specs[:count], shown, strict=True)]
+        while count > 1 and sum(sizes[:count]) > MOST_SHOWN:
+            count = (count + 1) // 2
     return count
 
 
 def _shown_numbers(spec: LayerSpec, layout: Layout, shown: frozenset[str]) -> int:
     """Of the arrays that a layer shows, about."""
     attention, feed_forward = spec.attention, spec.feed_forward
-    assert isinstance(feed_forward, FeedForwardSpec)  # `can_run` has seen to it
+    assert isinstance(feed_forward, FeedForwardSpec)  # `at_one_go` has seen to it
     widest = max(feed_forward.d_ff, attention.n_heads * max(attention.d_head, attention.value_width))
     numbers = layout.rows * widest * len(shown)
     if "attn.pattern" in shown:
@@ -76,7 +68,7 @@ class _Rule:
         self.of = scoring
         first, last = attend.seen_keys(scoring, end)
         growth = None if scoring.growth is None else np.ascontiguousarray(scoring.growth, np.float32)
-        self.start = int(first.min()) // LANES * LANES
+        self.start = int(first[0] if len(first) == 1 else first.min()) // LANES * LANES
         self.first, self.last, self.growth = place(first), place(last), 0 if growth is None else place(growth)
         self._alive = (first, last, growth)
         self._parts: tuple[tuple[int, int], tuple[int, int, int]] = ((0, 0), (0, 0, 0))
@@ -132,10 +124,10 @@ class Stacks:
             given = [place(x), place(out), *(0 if array is None else place(array) for array in (final, logits))]
             for rotary in program.rotaries:
                 given += map(place, turns[rotary])
-            patterns = [self._set_segment(program, index, part, first) for index, part in enumerate(attended)]
+            segments = [self._segment(program, index, part, first) for index, part in enumerate(attended)]
             self._set_buffers(program)
-            program.run(given, place(kept))
-        _show(program, x, out, kept, patterns, taps)
+            program.run(given, place(kept), [numbers for numbers, _ in segments])
+        _show(program, x, out, kept, [patterns for _, patterns in segments], taps)
         return Stacked(out, final, logits)
 
     def _program(
@@ -163,25 +155,27 @@ class Stacks:
             places = [self._place_of_room(name, size) for name, size in program.buffers.items()]
             program.bind(places, self._moved)
 
-    def _set_segment(self, program: StackProgram, index: int, part: Attended, first: int) -> list[np.ndarray]:
-        """Where a segment's keys, values and scores lie, and by which rule; the arrays of the patterns to show."""
+    def _segment(
+        self, program: StackProgram, index: int, part: Attended, first: int
+    ) -> tuple[Sequence[Any], list[np.ndarray]]:
+        """What a segment's places are set to, and the arrays of its patterns that are to be shown."""
         end = part.position + part.length
         places = program.segment(index, part.room, first)
-        places.set_position(part.position)
-        rules = []
-        for number, spec in enumerate(program.attentions):
+        rules: list[int] = []
+        starts, most = [], 0
+        for spec in program.attentions:
             rule, size = self._rule(part.rule(spec), end), spec.n_heads * part.length * end
             parts = rule.parts(spec, part.length, size, end - rule.start)
-            places.set_rule(number, end, rule.start, rule.first, rule.last, rule.growth, *parts)
-            rules.append(rule)
-        most = max(spec.n_heads for spec in program.attentions) * part.length * end
+            rules += (end, rule.start, rule.first, rule.last, rule.growth, *parts)
+            starts.append(rule.start)
+            most = max(most, size)
         patterns = []
         for layer in places.looking:
             pattern = empty((program.layers[layer].spec.attention.n_heads, part.length, end))
-            pattern[:, :, : rules[program.rule(layer)].start] = 0.0
+            pattern[:, :, : starts[program.rule(layer)]] = 0.0
             patterns.append(pattern)
-        places.set_scores(self._place_of_room(places.scratch, most), list(map(place, patterns)))
-        return patterns
+        scratch = self._place_of_room(places.scratch, most)
+        return places.numbers(part.position, scratch, rules, map(place, patterns)), patterns
 
     def _rule(self, scoring: Scoring, end: int) -> _Rule:
         """What it was made into for the layer before, mostly."""

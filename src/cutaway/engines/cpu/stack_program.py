@@ -1,6 +1,6 @@
 """Consecutive layers as one program: each written by itself, then joined, with a value that many share set once."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import prod
@@ -72,11 +72,14 @@ class StackProgram:
             phases += _renamed(self.ending.phases, {"x": "resid_post"})
         self._program = Program(phases)
         angles = [f"{name} {index}" for index in range(len(self.rotaries)) for name in ("cosines", "sines")]
-        self._given = self._program.words_of(["x", "resid_post", "final.norm", "logits", *angles])
-        self._scratch = self._program.words_of(list(self.buffers))
-        self._shown = self._program.words_of([f"{one.name} of layer {one.layer}" for one in self.kept])
-        self._offsets = 4 * np.array([one.offset for one in self.kept], np.int64)
+        arrays = [f"{one.name} of layer {one.layer}" for one in self.kept]
         self._segments = [SegmentPlaces(self, self._program, index) for index in range(len(lengths))]
+        of_segments = chain.from_iterable(segment.names for segment in self._segments)
+        self._scratch = self._program.words_of(list(self.buffers))
+        self._given = self._program.words_of(
+            ["x", "resid_post", "final.norm", "logits", *angles, *arrays, *of_segments]
+        )
+        self._offsets = 4 * np.array([one.offset for one in self.kept], np.int64)
 
     def is_of(self, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]], ending: Ending | None) -> bool:
         """Whether this is the program of these very layers: of the same weights an edited run has other specs."""
@@ -95,13 +98,12 @@ class StackProgram:
         self._scratch.set(places)
         self.bound = state
 
-    def run(self, given: Sequence[int], kept: int) -> None:
+    def run(self, given: Sequence[int], kept: int, of_segments: Iterable[Sequence[Any]]) -> None:
         """All of it. `given` are the places of x, of the stream that comes out, of `final.norm` and of the logits (0
-        where they are not wanted), then of each rotation's cosines and sines; `kept` is that of the arrays to show.
+        where they are not wanted), then of each rotation's cosines and sines; `kept` is that of the arrays to show,
+        `of_segments` what the segments' `numbers` gave.
         """
-        self._given.set(given)
-        if self.kept:
-            self._shown.set(self._offsets + kept)
+        self._given.set(np.concatenate([given, self._offsets + kept, *chain.from_iterable(of_segments)]))
         self._program.run()
 
     def rule(self, index: int) -> int:
@@ -171,19 +173,16 @@ class SegmentPlaces:
         self._count = len(stack.layers)
         layers = range(self._count)
 
-        def of_each_layer(*names: str) -> Any:
-            return program.words_of([f"{name} {index} of layer {layer}" for name in names for layer in layers])
+        def of_each_layer(*names: str) -> list[str]:
+            return [f"{name} {index} of layer {layer}" for name in names for layer in layers]
 
-        self._arrays, self._heads, self._new = (of_each_layer(*names) for names in _IN_A_ROOM)
+        self._arrays, self._heads = (program.words_of(of_each_layer(*names)) for names in _IN_A_ROOM)
         self._places, self._steps = np.zeros((2, 2 * self._count), np.int64)
-        self._rules = [
-            program.words_of([f"{name} {index} of rule {rule}" for name in _OF_A_RULE])
-            for rule in range(len(stack.attentions))
-        ]
         self.scratch = f"scores {index}"  # the name of that for the scores of one layer after another
-        self._scores = program.words_of([self.scratch])
         self.looking = [layer for layer in layers if "attn.pattern" in stack.shown[layer]]
-        self._patterns = program.words_of([f"scores {index} of layer {layer}" for layer in self.looking])
+        rules = [f"{name} {index} of rule {rule}" for rule in range(len(stack.attentions)) for name in _OF_A_RULE]
+        patterns = [f"{self.scratch} of layer {layer}" for layer in self.looking]
+        self.names = (self.scratch, *rules, *patterns, *of_each_layer(*_NEW))  # of what `numbers` gives
 
     def are_in(self, room: Any, first: int) -> bool:
         """Whether these are the places in this very room."""
@@ -200,19 +199,14 @@ class SegmentPlaces:
         self._heads.set([array.strides[0] for array in both])
         self._in = (ref(room), first)
 
-    def set_position(self, position: int) -> None:
-        """Where the new keys and values go."""
-        self._new.set(self._places + position * self._steps)
-
-    def set_rule(self, rule: int, *numbers: int) -> None:
-        """What is set before every run, in the order of `_OF_A_RULE`."""
-        self._rules[rule].set(numbers)
-
-    def set_scores(self, scratch: int, patterns: Sequence[int]) -> None:
-        """Where scores are worked out: in a scratch, and those of the layers of `looking` in arrays of their own."""
-        self._scores.set([scratch])
-        if patterns:
-            self._patterns.set(patterns)
+    def numbers(
+        self, position: int, scratch: int, rules: Sequence[int], patterns: Iterable[int]
+    ) -> tuple[Sequence[int], np.ndarray]:
+        """What is set before every run, in the order of `names`: where scores are worked out, what each of the stack's
+        `attentions` goes by (as _OF_A_RULE has it), where the patterns of the layers of `looking` go, and where the new
+        keys and values do.
+        """
+        return (scratch, *rules, *patterns), self._places + position * self._steps
 
 
 def _renamed(phases: list[list[Task]], named: Mapping[str, str]) -> list[list[Task]]:
@@ -239,5 +233,6 @@ def _parts_of_ending(ending: Ending | None) -> tuple[Any, ...]:
     return (None,) * 4 if ending is None else (ending.norm, ending.gain, ending.head.weight, ending.head.bias)
 
 
-_IN_A_ROOM = (("keys", "values"), ("key head", "value head"), ("new key", "new value"))
-_OF_A_LAYER = tuple(chain.from_iterable(_IN_A_ROOM))  # of each segment in each layer
+_IN_A_ROOM = (("keys", "values"), ("key head", "value head"))
+_NEW = ("new key", "new value")
+_OF_A_LAYER = (*_IN_A_ROOM[0], *_IN_A_ROOM[1], *_NEW)  # of each segment in each layer
