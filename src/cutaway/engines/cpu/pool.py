@@ -21,7 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from cutaway.engines.cpu.compiling import machine_code
-from cutaway.engines.cpu.shared_words import LEFT, WORDS, YIELD
+from cutaway.engines.cpu.shared_words import LEFT, THREADS, WORDS, YIELD
 
 _WATCHES = 60000  # looks at the counter before a helper goes to sleep: about 2 ms, longer than any gap in a pass
 _TICK = 4e-10  # seconds, about
@@ -50,6 +50,7 @@ class Pool:
         system = ctypes.CDLL("kernel32" if windows else None)
         give_way = system.SwitchToThread if windows else system.sched_yield
         self._shared[self._skip + YIELD] = ctypes.cast(give_way, ctypes.c_void_p).value or 0
+        self._shared[self._skip + THREADS] = helpers + 1
         self._asleep: list[threading.Lock] = []  # a lock for each helper that sleeps, which wakes it
         for worker in range(1, helpers + 1):  # whoever calls is worker 0
             threading.Thread(target=self._serve, args=(worker,), name="cutaway kernels", daemon=True).start()

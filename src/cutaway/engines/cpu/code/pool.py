@@ -9,7 +9,7 @@ from numba.extending import register_jitable
 
 from cutaway.engines.cpu.code.vectors import I8, I64, operation
 from cutaway.engines.cpu.processor import IS_X86
-from cutaway.engines.cpu.shared_words import ALONE_UNTIL, DONE, LEFT, NEXT, PENALTY, SERIAL, TASKS, YIELD
+from cutaway.engines.cpu.shared_words import ALONE_UNTIL, DONE, LEFT, NEXT, PENALTY, SERIAL, TASKS, THREADS, YIELD
 
 PATIENCE = 4000  # looks at DONE before the caller offers its processor to others
 MOST_WAIT = 700_000  # ticks (0.3 ms) of waiting, beyond half the caller's own, that tell of a helper put aside
@@ -70,12 +70,19 @@ def _set(builder: Any, shared: Any, index: Any, value: Any) -> Any:
 
 @register_jitable
 def _run(shared: int, claimed: int, worker: int) -> None:
-    """Run a claimed part of the present phase: find the task that it belongs to, and count it as done."""
-    part, task = claimed & 0xFFFF, _shared(shared, TASKS)
+    """Run a claimed part of the present phase: find the task that it belongs to, and count it as done.
+
+    Threads claim in turn, mostly; so that each gets neighbours, of which it has fetched the beginning already, a task's
+    parts are claimed in the order 0, n/2, 1, n/2 + 1 … (of two threads).
+    """
+    part, task, threads = claimed & 0xFFFF, _shared(shared, TASKS), _shared(shared, THREADS)
     while part >= _shared(task, 2):
         part -= _shared(task, 2)
         task += 24
-    _call(_shared(task, 0), _shared(task, 1), part, _shared(task, 2), worker)
+    parts = _shared(task, 2)
+    if parts % threads == 0:
+        part = part % threads * (parts // threads) + part // threads
+    _call(_shared(task, 0), _shared(task, 1), part, parts, worker)
     _count(shared)
 
 
