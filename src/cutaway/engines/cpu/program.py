@@ -6,7 +6,7 @@ words, as the pool reads it.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,30 +55,34 @@ class Words:
 class Program:
     """Phases, made once and run often; what `words_of` gives is set between the runs."""
 
-    def __init__(self, phases: list[list[Task]]) -> None:
-        words: list[Argument] = []
-        starts = []
-        for task in (task for phase in phases for task in phase):
-            starts.append(len(words))
-            words += task.arguments
-        tables, position = [], 0
-        at_tasks = len(words)
-        n_tasks = len(starts)
-        self.words = np.zeros(at_tasks + 3 * n_tasks + 2 * len(phases), np.int64)
-        first = place(self.words)
-        for phase in phases:
-            tables += [first + 8 * (at_tasks + 3 * position), len(phase)]
-            for task in phase:
-                words += [task.kernel.address, first + 8 * starts[position], task.parts]
-                position += 1
-        words += tables
-        self._phases, self._count = first + 8 * (at_tasks + 3 * n_tasks), len(phases)
+    def __init__(self, phases: Sequence[Sequence[Task]], named: Sequence[Mapping[str, str]] = ()) -> None:
+        """`named` says of each phase by which other names its places are called in the whole."""
+        words: list[int] = []
         places: dict[str, list[tuple[int, int]]] = {}
-        for index, word in enumerate(words):
-            if isinstance(word, Place):
-                places.setdefault(word.name, []).append((index, word.offset))
-            else:
-                self.words[index] = word if isinstance(word, int) else _bits(word)
+
+        def write(argument: Argument, names: Mapping[str, str]) -> None:
+            if isinstance(argument, Place):
+                places.setdefault(names.get(argument.name, argument.name), []).append((len(words), argument.offset))
+                argument = 0
+            words.append(argument if isinstance(argument, int) else _bits(argument))
+
+        own_names = named or [{}] * len(phases)
+        starts = []
+        for phase, names in zip(phases, own_names, strict=True):
+            for task in phase:
+                starts.append(len(words))
+                for argument in task.arguments:
+                    write(argument, names)
+        at_tasks, task_starts = len(words), iter(starts)
+        self.words = np.zeros(at_tasks + 3 * len(starts) + 2 * len(phases), np.int64)
+        first, tables = place(self.words), []
+        for phase, names in zip(phases, own_names, strict=True):
+            tables += [first + 8 * len(words), len(phase)]
+            for task in phase:
+                words += [task.kernel.address, first + 8 * next(task_starts)]
+                write(task.parts, names)
+        self._phases, self._count = first + 8 * len(words), len(phases)
+        self.words[:] = words + tables
         self._places = {name: np.array(where, np.int64).T for name, where in places.items()}
 
     def words_of(self, names: Sequence[str]) -> "Words":

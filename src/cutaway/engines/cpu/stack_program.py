@@ -1,7 +1,6 @@
 """Consecutive layers as one program: each written by itself, then joined, with a value that many share set once."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from math import prod
 from operator import is_
@@ -13,7 +12,7 @@ import numpy as np
 from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.layer_phases import LayerPhases
 from cutaway.engines.cpu.phases import EndingPhases
-from cutaway.engines.cpu.program import Argument, Place, Program, Task
+from cutaway.engines.cpu.program import Program
 from cutaway.engines.protocol import Ending
 from cutaway.spec import AttentionSpec, LayerSpec, RotarySpec
 
@@ -67,10 +66,11 @@ class StackProgram:
         self.buffers = self._buffers()
         self.bound = -1  # to which state of the scratch
         self._of = tuple(specs), _parts_of(weights), _parts_of_ending(ending)
-        phases = [phase for index in range(len(specs)) for phase in self._phases(index)]
+        parts = [(layer.phases, self._named(index)) for index, layer in enumerate(self.layers)]
         if self.ending is not None:
-            phases += _renamed(self.ending.phases, {"x": "resid_post"})
-        self._program = Program(phases)
+            parts.append((self.ending.phases, {"x": "resid_post"}))
+        phases, named = zip(*((phase, names) for part, names in parts for phase in part), strict=True)
+        self._program = Program(phases, named)
         angles = [f"{name} {index}" for index in range(len(self.rotaries)) for name in ("cosines", "sines")]
         arrays = [f"{one.name} of layer {one.layer}" for one in self.kept]
         self._segments = [SegmentPlaces(self, self._program, index) for index in range(len(lengths))]
@@ -145,8 +145,8 @@ class StackProgram:
             return "resid_post"
         return f"resid_post of layer {index}" if (index, "resid_post") in self._own else f"stream {index % 2}"
 
-    def _phases(self, index: int) -> list[list[Task]]:
-        """A layer's phases, its places by their names in the whole."""
+    def _named(self, index: int) -> dict[str, str]:
+        """By which names a layer's places go in the whole."""
         layer = self.layers[index]
         named = {name: f"{name} of layer {index}" for name in layer.shapes if (index, name) in self._own}
         named |= {"x": self._stream(index - 1) if index else "x", "resid_post": self._stream(index)}
@@ -159,7 +159,7 @@ class StackProgram:
             named |= {f"{name} {segment}": f"{name} {segment} of rule {rule}" for name in _OF_A_RULE}
             if "attn.pattern" in self.shown[index]:
                 named[f"scores {segment}"] = f"scores {segment} of layer {index}"
-        return _renamed(layer.phases, named)
+        return named
 
 
 class SegmentPlaces:
@@ -207,20 +207,6 @@ class SegmentPlaces:
         keys and values do.
         """
         return (scratch, *rules, *patterns), self._places + position * self._steps
-
-
-def _renamed(phases: list[list[Task]], named: Mapping[str, str]) -> list[list[Task]]:
-    """Phases with other names for their places."""
-
-    def argument(given: Argument) -> Argument:
-        return replace(given, name=named.get(given.name, given.name)) if isinstance(given, Place) else given
-
-    def task(given: Task) -> Task:
-        parts = argument(given.parts)
-        assert not isinstance(parts, float)
-        return Task(given.kernel, tuple(map(argument, given.arguments)), parts)
-
-    return [[task(part) for part in phase] for phase in phases]
 
 
 def _parts_of(weights: Sequence[Mapping[str, Any]]) -> list[Any]:
