@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from cutaway import CutawayError
 from cutaway.generate import ORDERS, History, Sampling, distribution, sample
-from cutaway.generate.candidates import Candidates, Scratch
+from cutaway.generate.candidates import Candidates
 from cutaway.generate.sampling import run_stages
+from cutaway.generate.scratch import Scratch
 
 NO_HISTORY = History()
 

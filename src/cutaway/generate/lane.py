@@ -7,9 +7,10 @@ import numpy as np
 
 from cutaway.forward.cache import KVCache
 from cutaway.generate.cache_use import CacheStep
-from cutaway.generate.candidates import Candidates, Scratch
+from cutaway.generate.candidates import Candidates
 from cutaway.generate.record import alternatives
 from cutaway.generate.response import Request, Response, ScoredToken, Step
+from cutaway.generate.scratch import Scratch
 from cutaway.generate.speculation import Lookup, Payoff
 from cutaway.generate.ticket import Ticket
 

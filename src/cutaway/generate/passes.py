@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -100,7 +101,7 @@ class Passes:
         """One pass over sequences of one kind, each with the ids that are due."""
         layouts = [Layout.of([len(ids)], [part.cache.length]) for part, ids in parts]
         rows = [_logit_rows(part, layout) for (part, _), layout in zip(parts, layouts, strict=True)]
-        ends = np.cumsum([layout.rows for layout in layouts]).tolist()
+        ends = list(accumulate(layout.rows for layout in layouts))
         asked = [end - layout.rows + row for own, layout, end in zip(rows, layouts, ends, strict=True) for row in own]
         taps = [
             None if part.edited is None else part.edited.tap(layout, own)

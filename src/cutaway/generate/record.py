@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cutaway.errors import CutawayError
-from cutaway.generate.candidates import Candidates, margin
+from cutaway.generate.candidates import Candidates
 from cutaway.generate.sampling import Sampling
 from cutaway.generate.stages import History, Stage
 
@@ -132,13 +132,19 @@ def taken(
         number=number,
         interval=(low, high),
         entropy=float(own.entropy / np.log(2)),
-        margin=margin(own),
+        margin=_margin(own),
         forced=False,
         sampling=sampling,
         recording=recording,
         logits=np.array(logits) if recording.logits else None,  # the pass may use its memory again
         history=history,
     )
+
+
+def _margin(own: Candidates) -> float:
+    """By how much the likeliest is likelier than the second: p₁ − p₂; 1 where there is one token only."""
+    best = own.weights[own.leading(2)] / own.total
+    return float(best[0] - best[1]) if len(best) > 1 else 1.0
 
 
 def stage_record(
@@ -158,8 +164,8 @@ def stage_record(
         kept=len(after),
         removed=removed,
         removed_share=gone_share,
-        ids=after.ids[best],
-        logits=after.logits[best],
+        ids=after.ids_at(best),
+        logits=after.at(best),
         shares=probabilities,
         tail=max(0.0, 1.0 - float(probabilities.sum())) if len(after) > len(best) else 0.0,
         removed_ids=gone,
@@ -178,7 +184,7 @@ def _removed(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """Those of the leading candidates that are gone, what they had, and what all that are gone had together."""
     best = before.leading(leading)
-    ids = before.ids[best]
+    ids = before.ids_at(best)
     _, stayed = after.positions(ids)
     gone = np.ones(len(ids), dtype=bool)
     gone[stayed] = False
@@ -207,5 +213,5 @@ def distribution(logits: np.ndarray, sampling: Sampling, history: History | None
 def alternatives(own: Candidates, count: int) -> tuple[tuple[int, float], ...]:
     """The `count` likeliest ids with their natural-log probabilities, likeliest first."""
     best = own.leading(count)
-    logarithms = own.logits[best] - own.highest - np.log(own.total)
-    return tuple(zip(own.ids[best].tolist(), logarithms.tolist(), strict=True))
+    logarithms = own.at(best) - own.highest - np.log(own.total)
+    return tuple(zip(own.ids_at(best).tolist(), logarithms.tolist(), strict=True))

@@ -1,6 +1,6 @@
 """One response while it grows: from each pass's logits a token, its text, and whether that was the end."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -8,9 +8,10 @@ import numpy as np
 
 from cutaway.errors import CutawayError
 from cutaway.generate.cache_use import CacheStep
-from cutaway.generate.candidates import Candidates, Scratch
+from cutaway.generate.candidates import Candidates
 from cutaway.generate.record import Recording, StepRecord, alternatives, taken
 from cutaway.generate.sampling import Sampling, run_stages
+from cutaway.generate.scratch import Scratch
 from cutaway.generate.stages import History
 from cutaway.generate.stopping import StopStrings
 from cutaway.points import Point
@@ -139,7 +140,7 @@ class Response:
         self.tokens: list[int] = []
         self.finish: Finish | None = None
         self._history = History(request.ids)
-        self._random = np.random.default_rng(request.seed)
+        self._numbers = _numbers(request.seed)
         self._scratch = Scratch()
         self._spelled = tokenizer.vocab_size if tokenizer is not None else 0  # an embedding may have more rows
         before = [token for token in request.ids if token < self._spelled]
@@ -161,17 +162,34 @@ class Response:
         cache: CacheStep | None = None,
     ) -> Step:
         """The next step, from the logits `[V]` of the row before it."""
-        step = self._pick(logits)
-        self.tokens.append(step.token)
-        self._history.append(step.token)
-        shown = self._shown(step.token)
+        index = len(self.tokens)
+        self._scratch.begin()
+        own = Candidates.of(logits, self._scratch)
+        token, record = self._pick(own, logits, index)
+        logprob = own.log_probability(token)
+        told = alternatives(own, self.request.alternatives) if self.request.alternatives else ()
+        self.tokens.append(token)
+        self._history.append(token)
+        shown = self._shown(token)
         self._said.append(shown)
         if self.finish is None and self.request.until is not None and self.request.until("".join(self._said)):
             self.finish = "callback"
             shown += self._rest()
         if self.finish is not None:
             self._refuse_unreached()
-        return replace(step, text=shown, finish=self.finish, trace=trace, guessed=guessed, cache=cache)
+        return Step(
+            index,
+            token,
+            shown,
+            logprob,
+            self.finish,
+            trace,
+            told,
+            record,
+            forced=index in self.request.force,
+            guessed=guessed,
+            cache=cache,
+        )
 
     def _refuse_unreached(self) -> None:
         """A step that was to be forced and never came is a wish that nobody met."""
@@ -182,12 +200,9 @@ class Response:
                 "(steps count from 0); name an earlier step."
             )
 
-    def _pick(self, logits: np.ndarray) -> Step:
-        """The token, without its text. One random number is taken for each, forced or not."""
-        request, index = self.request, len(self.tokens)
-        number = self._random.random()
-        self._scratch.begin()
-        own = Candidates.of(logits, self._scratch)
+    def _pick(self, own: Candidates, logits: np.ndarray, index: int) -> tuple[int, StepRecord | None]:
+        """The token, and the record of its choice. One random number is taken for each, forced or not."""
+        request, number = self.request, next(self._numbers)
         record, recording = None, request.recording
         if request.points:
             recording = replace(recording or Recording(leading=1, logits=False), whole=True)
@@ -195,16 +210,10 @@ class Response:
             record = taken(own, logits, request.sampling, number, self._history, index, recording)
         forced = request.force.get(index)
         if forced is not None:
-            token = forced
-            record = None if record is None else replace(record, token=token, interval=None, forced=True)
-        elif record is not None:
-            token = record.token
-        else:
-            token = run_stages(own, request.sampling.stages, self._history).draw(number)[0]
-        told = alternatives(own, request.alternatives) if request.alternatives else ()
-        return Step(
-            index, token, "", own.log_probability(token), alternatives=told, record=record, forced=forced is not None
-        )
+            return forced, None if record is None else replace(record, token=forced, interval=None, forced=True)
+        if record is not None:
+            return record.token, record
+        return run_stages(own, request.sampling.stages, self._history).draw(number)[0], None
 
     def _shown(self, token: int) -> str:
         """What of the token's text may be shown; sets `finish` where this was the last."""
@@ -230,3 +239,10 @@ class Response:
         if self._stops.found is not None:
             self.finish = "stop string"
         return rest
+
+
+def _numbers(seed: int | None) -> Iterator[float]:
+    """What a generator of this seed draws from [0, 1), one number after another; made many at a time."""
+    random = np.random.default_rng(seed)
+    while True:
+        yield from random.random(64).tolist()

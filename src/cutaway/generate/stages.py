@@ -6,6 +6,7 @@ stand is a list: ours and that of other engines are written down in `ORDERS`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import isfinite, isinf
 from numbers import Real
 from typing import ClassVar, Protocol
@@ -74,10 +75,16 @@ class LogitBias:
                 )
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
-        ids = np.array([token for token, _ in self.biases], dtype=np.intp)
+        ids, added = self._rows
         places, which = candidates.positions(ids)
-        added = np.array([bias for _, bias in self.biases])[which]
-        return candidates.changed(places, candidates.logits[places] + added, self.name) if len(places) else candidates
+        if not len(places):
+            return candidates
+        return candidates.changed(places, candidates.at(places) + added[which], self.name)
+
+    @cached_property
+    def _rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ids and their biases, for every token alike."""
+        return np.array([token for token, _ in self.biases], dtype=np.intp), np.array([bias for _, bias in self.biases])
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class RepetitionPenalty:
         places, _ = candidates.positions(history.present())
         if not len(places):
             return candidates
-        logits = candidates.logits[places]
+        logits = candidates.at(places)
         with np.errstate(over="ignore"):
             return candidates.changed(
                 places, np.where(logits > 0, logits / self.penalty, logits * self.penalty), self.name
@@ -121,7 +128,7 @@ class PresencePenalty:
         places, _ = candidates.positions(history.counts()[0])
         if not len(places):
             return candidates
-        return candidates.changed(places, candidates.logits[places] - self.penalty, self.name)
+        return candidates.changed(places, candidates.at(places) - self.penalty, self.name)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,7 @@ class FrequencyPenalty:
         places, which = candidates.positions(ids)
         if not len(places):
             return candidates
-        return candidates.changed(places, candidates.logits[places] - self.penalty * counts[which], self.name)
+        return candidates.changed(places, candidates.at(places) - self.penalty * counts[which], self.name)
 
 
 @dataclass(frozen=True)
@@ -157,7 +164,7 @@ class Temperature:
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         if self.temperature == 0:
-            return candidates.only(np.array([int(candidates.logits.argmax())]))
+            return candidates.only(np.array([candidates.best]))
         return candidates.heated(self.temperature, self.name)
 
 

@@ -27,6 +27,8 @@ class StopStrings:
         """Add text; returns what may be shown now."""
         if self.found is not None:
             return ""
+        if not self._stops:
+            return text
         self._held += text
         hits = [(at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
         if hits:

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from cutaway.errors import CutawayError
@@ -26,6 +27,9 @@ _STOP_NAMES = (
     "[EOT]",
     "<｜end▁of▁sentence｜>",
 )
+
+
+REMEMBERED = 4096  # tokens whose bytes are kept: a text says most of its own again and again
 
 
 class Codec(Protocol):
@@ -85,6 +89,7 @@ class Tokenizer:
         chat_template: str | None = None,
     ) -> None:
         self._codec = codec
+        self._token_bytes = lru_cache(REMEMBERED)(codec.token_bytes)
         self.vocab_size = codec.vocab_size
         self.special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(self.special_tokens.values())
@@ -155,10 +160,10 @@ class Tokenizer:
         """The bytes that `id` adds to a text, and whether the text still counts as not begun after it."""
         id = self._checked(id)
         if id not in self._special_ids:
-            return self._codec.token_bytes(id, at_start=at_start), False
+            return self._token_bytes(id, at_start=at_start), False
         if skip_special:
             return b"", at_start
-        return self._codec.token_bytes(id, at_start=at_start), at_start and self._codec.specials_keep_start
+        return self._token_bytes(id, at_start=at_start), at_start and self._codec.specials_keep_start
 
     def piece(self, id: int) -> str:
         """One token as it is shown to people: " Paris", "\\\\n", "<0xE2>" for a byte that is no whole
