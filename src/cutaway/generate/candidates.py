@@ -119,7 +119,7 @@ class Candidates:
     def positions(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where those of `ids` that are still in the draw stand in `self.ids`, and which of `ids` they are."""
         if self._ids is None:
-            inside = np.flatnonzero((ids >= 0) & (ids < self._count + len(self._missing)))
+            inside = ((ids >= 0) & (ids < self._count + len(self._missing))).nonzero()[0]
             if len(self._missing) == 0:
                 return ids[inside], inside
             inside = inside[~np.isin(ids[inside], self._missing)]
@@ -159,7 +159,8 @@ class Candidates:
     def changed(self, places: np.ndarray, logits: np.ndarray, stage: str) -> "Candidates":
         """With other logits at some places; one that became −∞ leaves the draw."""
         stay = logits > -np.inf
-        banned = np.sort(places[~stay])
+        banned = places[~stay]
+        banned.sort()
         made = self._with(places[stay], logits[stay], stage) if len(banned) < len(places) else self
         return made._without(banned, stage) if len(banned) else made
 
@@ -220,14 +221,12 @@ class Candidates:
         if len(places) == self._count:
             where = "Every logit is −∞" if stage == "logits" else f"After the stage {stage} every logit is −∞"
             raise CutawayError(f"{where}: no token is left to draw.")
-        stay = np.ones(self._count, dtype=bool)
-        stay[places] = False
         made = Candidates(self._count - len(places), self._scratch)
-        made._source = self, lambda row: row[stay]
+        made._source = self, lambda row: np.delete(row, places)
         if self._ids is None and len(self._missing) == 0:
             made._missing = places
         else:
-            made._ids = self.ids[stay]
+            made._ids = np.delete(self.ids, places)
         before = int(places.searchsorted(self.best))
         if before == len(places) or places[before] != self.best:
             made._best, made._highest = self.best - before, self.highest

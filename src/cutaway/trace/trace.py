@@ -68,8 +68,7 @@ class Trace(Connected):
         kept = cut if cut is not None else Cut(self._rows, self.heads)
         self._stored = Values(engine, spec, parameters, plan, layout, values, kept, already=cut is not None)
         self._last_logits = last_logits  # [V], of the last position; None without a head
-        readable: list[Point | Reduced] = [*plan.points, *plan.reduced]
-        self._addresses = {str(at): at for at in readable}
+        self._addresses = plan.addresses
         self._after: dict[Point, np.ndarray] = {}  # what came after the pass: the choice of a token
         self._made: dict[Point | Reduced, np.ndarray] = {}
         self._lock = threading.Lock()  # of `_made`
@@ -131,7 +130,7 @@ class Trace(Connected):
     def add(self, values: Mapping[Point, np.ndarray]) -> None:
         """Values of what came after the pass, the choice of a token, to be read by their addresses like all others."""
         self._after |= {point: _read_only(value) for point, value in values.items()}
-        self._addresses |= {str(point): point for point in values}
+        self._addresses = {**self._addresses, **{str(point): point for point in values}}
 
     @property
     def rows(self) -> np.ndarray:

@@ -39,10 +39,11 @@ class Values:
         self._plan, self._layout, self._cut = plan, layout, cut
         # A dict is emptied by the pass that filled it; other mappings put their values together when they are read.
         self.kept: Mapping[Any, Any] = dict(kept) if isinstance(kept, dict) else kept
-        made = {p for p in plan.points if plan.sources(spec, p) != [p]}
-        needed = {source for point in made for source in made_from(spec, point)}
-        self._whole = cut.whole if already else frozenset(needed | {p for p in kept if isinstance(kept[p], dict)})
+        self._whole = cut.whole
         if not already:
+            made = {p for p in plan.points if plan.sources(spec, p) != [p]}
+            needed = {source for point in made for source in made_from(spec, point)}
+            self._whole = frozenset(needed | {p for p in kept if isinstance(kept[p], dict)})
             some = [p for p in kept if isinstance(p, Point) and p not in self._whole]
             self.kept = {**kept, **{point: self._part(point, self._numpy(kept[point])) for point in some}}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 from cutaway.errors import CutawayError
 from cutaway.points import Pattern, Point, dot_inputs, find_points, points_of
@@ -69,6 +70,12 @@ class Plan:
         if any(earlier in self.altered for earlier in _on_the_way(point)):
             return [point]
         return made_from(spec, point)
+
+    @cached_property
+    def addresses(self) -> dict[str, Point | Reduced]:
+        """What may be read, by its address, in the order of the pass: one dict for all traces of a generation."""
+        readable: list[Point | Reduced] = [*self.points, *self.reduced]
+        return {str(at): at for at in readable}
 
     def whole(self, spec: ModelSpec) -> frozenset[Point]:
         """The stored points that are kept with all rows and heads, because others are made from them."""
