@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway import CutawayError
-from cutaway.generate import Recording, Sampling
+from cutaway.generate import Limits, Recording, Request, Response, Sampling
 
 PROMPT = "<BOS> dragon drinks"
 SETTINGS = {"temperature": 1.3, "top_k": 6, "top_p": 0.95, "min_p": 0.02, "repetition_penalty": 1.1}
@@ -45,6 +45,30 @@ def test_the_number_fell_into_the_interval_of_the_token(toy):
         assert low <= record.number < high
         last = record.stages[-1]
         assert high - low == pytest.approx(last.shares[last.ids.tolist().index(record.token)])
+
+
+def test_the_numbers_are_those_that_a_generator_of_this_seed_gives_one_by_one():
+    response = Response(Request((1,), Limits(200, None, frozenset(), ()), seed=6, recording=Recording()), None)
+    random = np.random.default_rng(6)
+    numbers = [response.take(np.zeros(5, np.float32)).record.number for _ in range(150)]
+    assert numbers == [random.random() for _ in numbers]
+
+
+def test_what_a_callback_does_to_the_logits_changes_nothing_of_the_step():
+    """It may run the model, which may use the memory of the last pass again."""
+    logits = np.log(np.array([0.5, 0.25, 0.25]))
+
+    def until(text):
+        logits[:] = -1.0
+
+    request = Request(
+        (1,), Limits(9, None, frozenset(), ()), seed=6, recording=Recording(), alternatives=3, until=until
+    )
+    step = Response(request, None).take(logits)
+    probabilities = [0.5, 0.25, 0.25]
+    assert np.exp(step.logprob) == pytest.approx(probabilities[step.token])
+    assert [np.exp(p) for _, p in step.alternatives] == pytest.approx(probabilities)
+    assert step.record.logits.tolist() == np.log(probabilities).tolist()
 
 
 def test_recording_changes_no_token_and_no_probability(toy):

@@ -310,3 +310,43 @@ def test_leading_candidates_stay_right_when_some_logits_change(logits, data):
     expected = np.lexsort((np.arange(len(row)), -row))[:20]
     assert after.leading(20).tolist() == expected.tolist()
     assert after.total == pytest.approx(np.exp(row - row.max()).sum())
+
+
+@given(rows_without_ties(), st.data())
+def test_banned_tokens_are_out_as_if_the_model_itself_had_ruled_them_out(logits, data):
+    """One ban after another, each told by what is left and by where it stands."""
+    ids = st.sets(st.integers(0, len(logits) - 1), max_size=len(logits) // 3)
+    left, row = Candidates.of(logits), logits.copy()
+    for banned in (data.draw(ids), data.draw(ids)):
+        places, _ = left.positions(np.array(sorted(banned, reverse=True), dtype=np.intp))
+        if len(places):
+            left = left.changed(places, np.full(len(places), -np.inf), "test")
+        row[list(banned)] = -np.inf
+    expected = np.flatnonzero(row > -np.inf)
+    assert left.ids_at(np.arange(len(left))).tolist() == expected.tolist()
+    every = np.arange(-1, len(logits) + 1)
+    places, which = left.positions(every)
+    assert every[which].tolist() == expected.tolist() and places.tolist() == list(range(len(expected)))
+    of_model, number = Candidates.of(row), data.draw(st.floats(0, 1, exclude_max=True))
+    assert left.draw(number) == of_model.draw(number)
+    assert left.ids.tolist() == of_model.ids.tolist() == expected.tolist()
+    assert left.logits.tolist() == of_model.logits.tolist() and left.total == of_model.total
+    assert left.ids_at(left.best) == row.argmax()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@given(st.integers(1, 700), st.integers(0, 10**6))
+def test_float32_logits_are_drawn_from_as_the_same_numbers_in_float64(order, count, seed):
+    random = np.random.default_rng(seed)
+    logits = (4 * random.standard_normal(count)).astype(np.float32)
+    history = History(random.integers(0, count, 3).tolist(), random.integers(0, count, 3).tolist())
+    bias = {0: 0.1, **({1: -np.inf} if count > 1 else {})}
+    settings = Sampling(0.7, 300, 0.95, 0.001, 0.97, 1.1, 0.3, 0.2, bias, order)
+    for one, other in zip(
+        distribution(logits, settings, history),
+        distribution(logits.astype(np.float64), settings, history),
+        strict=True,
+    ):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.logits.tolist() == other.logits.tolist() and one.logits.dtype == np.float64
+        assert one.probabilities.tolist() == other.probabilities.tolist()

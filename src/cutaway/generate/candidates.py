@@ -109,7 +109,7 @@ class Candidates:
         return self._given[places].astype(np.float64)
 
     def ids_at(self, places: Any) -> Any:
-        """The ids that stand at some places of `ids`."""
+        """The ids that stand at some places of `ids`, or at one: `ids` as a whole is not made for them."""
         if self._ids is not None:
             return self._ids[places]
         if len(self._missing) == 0:
@@ -173,7 +173,8 @@ class Candidates:
         def of_row(weights: np.ndarray) -> np.ndarray:  # no weight has changed but these
             changed = self._scratch.row(self._count)
             changed[:] = weights
-            changed[places] = np.exp(logits - self.highest)
+            with np.errstate(over="ignore"):
+                changed[places] = np.exp(logits - self.highest)
             return changed
 
         made = self._alike(row)
@@ -271,8 +272,8 @@ class Candidates:
             return int(self.ids[0]), 0.0, 1.0
         weights = self.weights
         line = np.add.reduceat(weights, np.arange(0, self._count, STRETCH)).cumsum()
-        whole = float(line[-1])
-        at = number * whole
+        end = float(line[-1])
+        at = number * end
         stretch = int(line.searchsorted(at, side="right"))
         begun = float(line[stretch - 1]) if stretch else 0.0
         inside = weights[stretch * STRETCH : (stretch + 1) * STRETCH]
@@ -281,7 +282,7 @@ class Candidates:
         if place >= len(inside):  # both sums are rounded, not alike: the number lies at the very end of the stretch
             place = int(np.flatnonzero(inside)[-1])
         low = float(ends[place - 1]) if place else begun
-        return int(self.ids_at(np.intp(stretch * STRETCH + place))), low / whole, float(ends[place]) / whole
+        return int(self.ids_at(np.intp(stretch * STRETCH + place))), low / end, float(ends[place]) / end
 
     @property
     def _given(self) -> np.ndarray:
