@@ -17,6 +17,7 @@ from cutaway.forward import layers_shown
 from cutaway.forward.cache import KVCache
 from cutaway.forward.transformer import transformer
 from cutaway.model import Model
+from cutaway.points import Unwatched
 from random_models import LLAMA, random_ids, random_model
 
 THREADS, TURNS = 4, 3
@@ -155,6 +156,31 @@ def test_a_bar_over_the_layers_touches_no_bit(monkeypatch):
     assert moves == [1] * (LLAMA.n_layers - 1) * 2
     assert all(watched[point].tobytes() == plain[point].tobytes() for point in plain)
     assert (heard.tokens, heard.logprobs) == (said.tokens, said.logprobs)
+
+
+def test_the_bar_moves_as_layers_are_done():
+    """Not before: whoever waits for a long pass sees where it is."""
+    model, seen = random_model(LLAMA), []
+
+    class Noting(Unwatched):
+        def __init__(self, layer=None):
+            self._layer = layer
+
+        def __call__(self, name, value):
+            if name == "resid_pre":
+                seen.append(f"layer {self._layer}")
+            return value
+
+        def at(self, layer):
+            return Noting(layer)
+
+    with layers_shown.layers_shown(model.spec, Noting()) as tap:
+        tap._advance = lambda count: seen.append(f"{count} done")
+        transformer(model.engine, model.spec, model.parameters, [np.array(random_ids(LLAMA, 70))], tap=tap)
+    expected = ["layer 0"]
+    for layer in range(1, LLAMA.n_layers):
+        expected += ["1 done", f"layer {layer}"]
+    assert seen == expected
 
 
 def test_on_the_cpu_engine_decoding_is_the_whole_pass_bit_for_bit():

@@ -35,6 +35,28 @@ def test_whichever_points_are_looked_at_they_have_the_bits_of_the_stages(seed: i
         assert_same_bits(found, expected)
 
 
+def test_many_kinds_of_attention_in_many_sequences_keep_their_rules_until_the_run_is_over() -> None:
+    layers = tuple(with_attention(LLAMA, window=3 + i).layers[0] for i in range(20))
+    spec = replace(LLAMA, layers=layers)
+    fused, stages = (Side(kind(), spec, random_weights(spec, 0, "float32"), 5) for kind in (Poisoned, ByStages))
+    assert len({layer.attention for layer in layers}) * 5 > stack.MOST_RULES
+    for step in range(3):
+        ids = [random_ids(spec, 4, 5 * step + slot) for slot in range(5)]
+        (found, ran), (expected, _) = (side.run(ids, (), range(5)) for side in (fused, stages))
+        assert ran.fused == set(range(20))
+        assert_same_bits(found, expected)
+
+
+def test_whoever_keeps_one_value_keeps_no_other_alive() -> None:
+    (fused,) = sides(DEEP, CpuEngine)
+    seen, _ = fused.run([random_ids(DEEP, 2)], showable(DEEP), [0])
+    for key, value in seen.items():
+        base = value
+        while base.base is not None:
+            base = base.base
+        assert base.nbytes <= value.nbytes + 64, key
+
+
 def test_what_was_shown_stays_as_it_was_while_later_passes_run() -> None:
     (fused,) = sides(DEEP, CpuEngine)
     shown = []

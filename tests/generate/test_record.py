@@ -140,3 +140,10 @@ def test_alternatives_are_the_likeliest_with_their_logarithms(toy):
     assert [token for token, _ in step.alternatives] == [token for token, _ in expected]
     assert [logprob for _, logprob in step.alternatives] == pytest.approx([logprob for _, logprob in expected])
     assert step.logprob == step.alternatives[0][1]
+
+
+def test_each_stage_of_a_record_has_arrays_of_its_own(toy):
+    for record in records(toy, max_tokens=2, seed=2, **SETTINGS):
+        arrays = [array for stage in record.stages for array in (stage.ids, stage.shares, stage.removed_ids)]
+        for index, array in enumerate(arrays):
+            assert not any(np.shares_memory(array, other) for other in arrays[index + 1 :])

@@ -1,6 +1,7 @@
 """Every stage: against transformers' own processors, by hand, in any order, and over distributions of every kind."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -212,12 +213,39 @@ def test_an_order_may_be_written_out_and_leave_out_what_is_not_used():
         ({"logit_bias": {-1: 2.0}}, "logit_bias names token -1"),
         ({"logit_bias": {"a": 2.0}}, "logit_bias names token 'a'"),
         ({"logit_bias": {3: math.inf}}, "The logit_bias of token 3 is inf"),
+        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"top_p": Fraction(10**400)}, "top_p is "),
+        ({"logit_bias": {3: 10**400}}, "The logit_bias of token 3 is 1000"),
         ({"logit_bias": [3]}, r"logit_bias is \[3\]; it must map"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, said):
     with pytest.raises(CutawayError, match=said):
         Sampling(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.75},
+        {"top_p": 0.5},
+        {"min_p": 0.25},
+        {"typical_p": 0.5},
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 0.5, "frequency_penalty": 0.25},
+        {"logit_bias": {0: 0.5}},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+@pytest.mark.parametrize("kind", [Fraction, np.float32, np.float16])
+def test_numbers_of_any_kind_do_what_the_same_floats_do(settings, kind):
+    def of_kind(value):
+        return {token: kind(bias) for token, bias in value.items()} if isinstance(value, dict) else kind(value)
+
+    logits, history = [1.0, 3.0, 2.5, -1.0], History([1], [2, 2, 3])
+    expected = left(logits, history, **settings)
+    found = left(logits, history, **{name: of_kind(value) for name, value in settings.items()})
+    assert np.array_equal(found, expected)
 
 
 def test_a_stage_that_leaves_no_token_or_no_number_is_named():

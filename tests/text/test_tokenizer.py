@@ -1,5 +1,6 @@
 """What every tokenizer promises, whatever codec is inside: the BOS rule, pieces, refusals, round trips."""
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -25,6 +26,14 @@ def plain(byte_level_metadata):
 def begins(byte_level_metadata):
     """The same vocabulary where the checkpoint says that texts begin with BOS."""
     return tokenizer_from_gguf(byte_level_metadata | {"tokenizer.ggml.add_bos_token": True})
+
+
+def test_one_made_of_words_can_be_sent_to_another_process() -> None:
+    tokenizer = word_tokenizer(["<BOS>", "the", "dragon"])
+    ids = tokenizer.encode("the dragon")
+    text = tokenizer.decode(ids)
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again.encode("the dragon") == ids and again.decode(ids) == text
 
 
 class TestBos:

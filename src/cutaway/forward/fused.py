@@ -22,10 +22,10 @@ def fused_layers(
     taps: Sequence[Tap],
     ending: Ending | None,
 ) -> tuple[int, Stacked]:
-    """`[T, d]` → `[T, d]`: how many layers from `first` on the engine has run, and what they made of the stream.
+    """How many layers from `first` on the engine has run, and what they made of the stream x `[T, d]`.
 
-    After the last layer it has run the ending too, where one is given. None (0) where the engine has no such operation
-    or declines: then the stages do it. `taps` are those of all layers.
+    After the last layer it has run the ending too, where one is given. 0 and x itself where the engine has no such
+    operation or declines: then the stages do it. `taps` are those of all layers.
     """
     engine = run.engine
     ahead = getattr(engine, "stackable", None)

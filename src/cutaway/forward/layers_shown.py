@@ -17,11 +17,12 @@ def layers_shown(spec: ModelSpec, tap: Tap | None = None) -> Iterator[Tap]:
 
 
 class _LayerByLayer:
-    """Hands everything on to another tap; that layer i is asked for says that all before it are done."""
+    """Hands everything on to another tap; that layer i shows something says that all before it are done."""
 
     def __init__(self, tap: Tap, advance: Callable[[int], None]) -> None:
         self._tap = tap
         self._advance = advance
+        self._done = 0
         self.shown = tap.shown
         self.altered = tap.altered
 
@@ -32,6 +33,28 @@ class _LayerByLayer:
         return self._tap.rows(name, value, segment, start)
 
     def at(self, layer: int) -> Tap:
-        if layer > 0:
-            self._advance(1)
-        return self._tap.at(layer)
+        return _InALayer(self, self._tap.at(layer), layer)
+
+    def reached(self, layer: int) -> None:
+        if layer > self._done:
+            self._advance(layer - self._done)
+            self._done = layer
+
+
+class _InALayer:
+    """The other tap's in one layer."""
+
+    def __init__(self, whole: _LayerByLayer, tap: Tap, layer: int) -> None:
+        self._whole, self._tap, self._layer = whole, tap, layer
+        self.shown = tap.shown
+        self.altered = tap.altered
+
+    def __call__(self, name: str, value: Array) -> Array:
+        self._whole.reached(self._layer)
+        return self._tap(name, value)
+
+    def rows(self, name: str, value: Array, segment: int, start: int) -> Array:
+        return self._tap.rows(name, value, segment, start)
+
+    def at(self, layer: int) -> Tap:
+        return self._whole.at(layer)

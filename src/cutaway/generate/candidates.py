@@ -109,11 +109,12 @@ class Candidates:
         return self._given[places].astype(np.float64)
 
     def ids_at(self, places: Any) -> Any:
-        """The ids that stand at some places of `ids`, or at one: `ids` as a whole is not made for them."""
+        """The ids that stand at some places of `ids`, or at one: `ids` as a whole is not made for them.
+
+        Of some they are an array of the caller's own.
+        """
         if self._ids is not None:
             return self._ids[places]
-        if len(self._missing) == 0:
-            return places
         return places + (self._missing - np.arange(len(self._missing))).searchsorted(places, side="right")
 
     def positions(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -158,7 +159,7 @@ class Candidates:
 
     def changed(self, places: np.ndarray, logits: np.ndarray, stage: str) -> "Candidates":
         """With other logits at some places; one that became −∞ leaves the draw."""
-        stay = logits > -np.inf
+        stay = logits != -np.inf
         banned = places[~stay]
         banned.sort()
         made = self._with(places[stay], logits[stay], stage) if len(banned) < len(places) else self

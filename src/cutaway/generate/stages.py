@@ -84,7 +84,9 @@ class LogitBias:
     @cached_property
     def _rows(self) -> tuple[np.ndarray, np.ndarray]:
         """The ids and their biases, for every token alike."""
-        return np.array([token for token, _ in self.biases], dtype=np.intp), np.array([bias for _, bias in self.biases])
+        return np.array([token for token, _ in self.biases], dtype=np.intp), np.array(
+            [float(bias) for _, bias in self.biases]
+        )
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class RepetitionPenalty:
             raise CutawayError(
                 f"repetition_penalty is {self.penalty!r}; it must be a number above 0 (1 changes nothing)."
             )
+        _settle(self, "penalty")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         places, _ = candidates.positions(history.present())
@@ -123,6 +126,7 @@ class PresencePenalty:
 
     def __post_init__(self) -> None:
         _finite(self.name, self.penalty)
+        _settle(self, "penalty")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         places, _ = candidates.positions(history.counts()[0])
@@ -140,6 +144,7 @@ class FrequencyPenalty:
 
     def __post_init__(self) -> None:
         _finite(self.name, self.penalty)
+        _settle(self, "penalty")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         ids, counts = history.counts()
@@ -161,6 +166,7 @@ class Temperature:
             raise CutawayError(f"temperature is {self.temperature!r}; it must be a number.")
         if not isfinite(self.temperature) or self.temperature < 0:
             raise CutawayError(f"The temperature is {self.temperature}; it must be 0 (greedy) or a positive number.")
+        _settle(self, "temperature")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         if self.temperature == 0:
@@ -197,6 +203,7 @@ class TopP:
 
     def __post_init__(self) -> None:
         _share(self.name, self.p)
+        _settle(self, "p")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         return candidates.reaching(self.p)
@@ -214,6 +221,7 @@ class MinP:
             raise CutawayError(f"min_p is {self.share!r}; it must be a number.")
         if not 0 <= self.share <= 1:
             raise CutawayError(f"min_p is {self.share}; it must lie between 0 and 1, or be left out.")
+        _settle(self, "share")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         if self.share == 0:
@@ -233,13 +241,28 @@ class Typical:
 
     def __post_init__(self) -> None:
         _share(self.name, self.p)
+        _settle(self, "p")
 
     def __call__(self, candidates: Candidates, history: History) -> Candidates:
         return candidates if self.p >= 1 else candidates.reaching(self.p, -candidates.surprise())
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Whether it is one, of any kind, that a float has room for."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
+
+
+def _settle(stage: Stage, name: str) -> None:
+    """A number of another kind (a fraction, NumPy's) becomes one that arrays can be multiplied with."""
+    value = getattr(stage, name)
+    if not isinstance(value, int | float):
+        object.__setattr__(stage, name, float(value))
 
 
 def _finite(name: str, value: float) -> None:

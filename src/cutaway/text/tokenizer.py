@@ -3,7 +3,6 @@
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Protocol
 
 from cutaway.errors import CutawayError
@@ -89,7 +88,7 @@ class Tokenizer:
         chat_template: str | None = None,
     ) -> None:
         self._codec = codec
-        self._token_bytes = lru_cache(REMEMBERED)(codec.token_bytes)
+        self._remembered: dict[tuple[int, bool], bytes] = {}
         self.vocab_size = codec.vocab_size
         self.special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(self.special_tokens.values())
@@ -160,10 +159,18 @@ class Tokenizer:
         """The bytes that `id` adds to a text, and whether the text still counts as not begun after it."""
         id = self._checked(id)
         if id not in self._special_ids:
-            return self._token_bytes(id, at_start=at_start), False
+            return self._token_bytes(id, at_start), False
         if skip_special:
             return b"", at_start
-        return self._token_bytes(id, at_start=at_start), at_start and self._codec.specials_keep_start
+        return self._token_bytes(id, at_start), at_start and self._codec.specials_keep_start
+
+    def _token_bytes(self, id: int, at_start: bool) -> bytes:
+        spelled = self._remembered.get((id, at_start))
+        if spelled is None:
+            if len(self._remembered) >= REMEMBERED:
+                self._remembered.clear()
+            spelled = self._remembered[id, at_start] = self._codec.token_bytes(id, at_start=at_start)
+        return spelled
 
     def piece(self, id: int) -> str:
         """One token as it is shown to people: " Paris", "\\\\n", "<0xE2>" for a byte that is no whole

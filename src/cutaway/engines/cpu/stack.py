@@ -7,8 +7,7 @@ writing of the layer, and so it is tested against the stages, for every family a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from cutaway.engines.protocol import Attended, Ending, Scoring, Stacked, Turns
 from cutaway.points import Tap
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
-MOST_PROGRAMS = 64  # that begin with one layer, one for each lengths of segments: a running batch has many
+MOST_PROGRAMS = 64  # that begin with one layer, one for each lengths of segments and points shown: a batch has many
 MOST_ROWS = 32  # beyond, kernels take so long that what Python adds is lost among them
 MOST_RULES = 64  # of segments and kinds of attention, kept for the layers to come
 MOST_SHOWN = 1 << 18  # numbers of the arrays that wait to be shown (1 MB), where that is more than one layer's
@@ -36,8 +35,10 @@ def at_one_go(specs: Sequence[LayerSpec], layout: Layout, taps: Sequence[Tap]) -
 
     Where many show much they are halved: a number that changed with every token would be a new program each time.
     """
+    if layout.rows > MOST_ROWS:
+        return 0
     count = 0
-    for spec, tap in zip(specs, taps, strict=True) if layout.rows <= MOST_ROWS else ():
+    for spec, tap in zip(specs, taps, strict=True):
         latent, feed_forward = spec.attention.latent, spec.feed_forward
         if latent is not None or not isinstance(feed_forward, FeedForwardSpec) or tap.altered or tap.shown & UNSHOWN:
             break
@@ -88,6 +89,16 @@ class _Rule:
         return self._parts[1]
 
 
+class _Segment(NamedTuple):
+    """What is a segment's in a run: what its places are set to, the arrays of the patterns that are to be shown, and
+    the rules, whose arrays have to be there until the run is over.
+    """
+
+    numbers: Sequence[Any]
+    patterns: Sequence[np.ndarray]
+    rules: Sequence[_Rule]
+
+
 class Stacks:
     """The programs of an engine's layers, and the scratch that they share. Safe to use from several threads."""
 
@@ -108,7 +119,7 @@ class Stacks:
         taps: Sequence[Tap],
         ending: Ending | None,
     ) -> Stacked:
-        """`[T, d]` → `[T, d]`: what these layers, the first of them layer `first`, make of the stream.
+        """x `[T, d]` → what these layers, the first of them layer `first`, make of the stream, and the ending of that.
 
         New keys and values are written into each segment's room.
         """
@@ -120,14 +131,16 @@ class Stacks:
             logits = empty((len(x), ending.head.weight.shape[0]))
         with own_turn():
             program = self._program(engine, specs, weights, lengths, shown, ending)
-            kept = empty((program.kept_size,))
+            kept = [empty(one.shape) for one in program.kept]
             given = [place(x), place(out), *(0 if array is None else place(array) for array in (final, logits))]
             for rotary in program.rotaries:
                 given += map(place, turns[rotary])
+            given += map(place, kept)
             segments = [self._segment(program, index, part, first) for index, part in enumerate(attended)]
             self._set_buffers(program)
-            program.run(given, place(kept), [numbers for numbers, _ in segments])
-        _show(program, x, out, kept, [patterns for _, patterns in segments], taps)
+            program.run(given, [segment.numbers for segment in segments])
+        if any(shown):
+            _show(program, x, out, kept, [segment.patterns for segment in segments], taps)
         return Stacked(out, final, logits)
 
     def _program(
@@ -155,27 +168,25 @@ class Stacks:
             places = [self._place_of_room(name, size) for name, size in program.buffers.items()]
             program.bind(places, self._moved)
 
-    def _segment(
-        self, program: StackProgram, index: int, part: Attended, first: int
-    ) -> tuple[Sequence[Any], list[np.ndarray]]:
-        """What a segment's places are set to, and the arrays of its patterns that are to be shown."""
+    def _segment(self, program: StackProgram, index: int, part: Attended, first: int) -> "_Segment":
+        """What is a segment's in a run."""
         end = part.position + part.length
         places = program.segment(index, part.room, first)
-        rules: list[int] = []
-        starts, most = [], 0
-        for spec in program.attentions:
-            rule, size = self._rule(part.rule(spec), end), spec.n_heads * part.length * end
+        rules = [self._rule(part.rule(spec), end) for spec in program.attentions]
+        numbers: list[int] = []
+        most = 0
+        for spec, rule in zip(program.attentions, rules, strict=True):
+            size = spec.n_heads * part.length * end
             parts = rule.parts(spec, part.length, size, end - rule.start)
-            rules += (end, rule.start, rule.first, rule.last, rule.growth, *parts)
-            starts.append(rule.start)
+            numbers += (end, rule.start, rule.first, rule.last, rule.growth, *parts)
             most = max(most, size)
         patterns = []
         for layer in places.looking:
             pattern = empty((program.layers[layer].spec.attention.n_heads, part.length, end))
-            pattern[:, :, : starts[program.rule(layer)]] = 0.0
+            pattern[:, :, : rules[program.rule(layer)].start] = 0.0
             patterns.append(pattern)
         scratch = self._place_of_room(places.scratch, most)
-        return places.numbers(part.position, scratch, rules, map(place, patterns)), patterns
+        return _Segment(places.numbers(part.position, scratch, numbers, map(place, patterns)), patterns, rules)
 
     def _rule(self, scoring: Scoring, end: int) -> _Rule:
         """What it was made into for the layer before, mostly."""
@@ -200,16 +211,13 @@ def _show(
     program: StackProgram,
     x: np.ndarray,
     out: np.ndarray,
-    kept: np.ndarray,
+    kept: Sequence[np.ndarray],
     patterns: Sequence[Sequence[np.ndarray]],
     taps: Sequence[Tap],
 ) -> None:
     """Hand what is wanted to the taps, in the order of the pass."""
-    if not any(program.shown):
-        return
-    arrays = {(-1, "resid_post"): x, (len(taps) - 1, "resid_post"): out}
-    for one in program.kept:
-        arrays[one.layer, one.name] = kept[one.offset : one.offset + prod(one.shape)].reshape(one.shape)
+    arrays = {(one.layer, one.name): array for one, array in zip(program.kept, kept, strict=True)}
+    arrays |= {(-1, "resid_post"): x, (len(taps) - 1, "resid_post"): out}
     of_segments: list[Iterator[np.ndarray]] = list(map(iter, patterns))
     for index, (layer, tap) in enumerate(zip(program.layers, taps, strict=True)):
         for name in layer.order if tap.shown else ():

@@ -16,7 +16,6 @@ from cutaway.engines.cpu.program import Program
 from cutaway.engines.protocol import Ending
 from cutaway.spec import AttentionSpec, LayerSpec, RotarySpec
 
-_LINE = 16  # numbers of a cache line
 _OF_A_RULE = (
     "seen",
     "start",
@@ -30,20 +29,19 @@ _OF_A_RULE = (
 
 
 class Kept(NamedTuple):
-    """Where in `StackProgram.kept_size` numbers an array lies that a layer shows."""
+    """An array that a layer shows, or hands to the next layer, which shows it."""
 
     layer: int
     name: str
     shape: tuple[int, ...]
-    offset: int
 
 
 class StackProgram:
     """Layers over segments of these lengths, and what follows the last of them where an ending is given.
 
-    `shown` says of each layer which points are to be shown: their arrays lie beside one another where `run` is told,
-    as `kept` says, and patterns where `set_patterns` is told. Other arrays lie in a scratch: `buffers` names them,
-    with how many numbers. `attentions` and `rotaries` are those that occur, each once.
+    `shown` says of each layer which points are to be shown: `kept` are their arrays, without patterns, which hang on
+    the segments. Other arrays lie in a scratch: `buffers` names them, with how many numbers. `attentions` and
+    `rotaries` are those that occur, each once.
     """
 
     def __init__(
@@ -61,7 +59,6 @@ class StackProgram:
         self.attentions: list[AttentionSpec] = list(dict.fromkeys(spec.attention for spec in specs))
         self.rotaries: list[RotarySpec] = list(dict.fromkeys(a.rotary for a in self.attentions if a.rotary is not None))
         self.kept = list(self._kept())
-        self.kept_size = self.kept[-1].offset + prod(self.kept[-1].shape) if self.kept else 0
         self._own = {(one.layer, one.name) for one in self.kept}
         self.buffers = self._buffers()
         self.bound = -1  # to which state of the scratch
@@ -79,7 +76,6 @@ class StackProgram:
         self._given = self._program.words_of(
             ["x", "resid_post", "final.norm", "logits", *angles, *arrays, *of_segments]
         )
-        self._offsets = 4 * np.array([one.offset for one in self.kept], np.int64)
 
     def is_of(self, specs: Sequence[LayerSpec], weights: Sequence[Mapping[str, Any]], ending: Ending | None) -> bool:
         """Whether this is the program of these very layers: of the same weights an edited run has other specs."""
@@ -98,12 +94,12 @@ class StackProgram:
         self._scratch.set(places)
         self.bound = state
 
-    def run(self, given: Sequence[int], kept: int, of_segments: Iterable[Sequence[Any]]) -> None:
+    def run(self, given: Sequence[int], of_segments: Iterable[Sequence[Any]]) -> None:
         """All of it. `given` are the places of x, of the stream that comes out, of `final.norm` and of the logits (0
-        where they are not wanted), then of each rotation's cosines and sines; `kept` is that of the arrays to show,
-        `of_segments` what the segments' `numbers` gave.
+        where they are not wanted), of each rotation's cosines and sines, then of the arrays of `kept`; `of_segments`
+        is what the segments' `numbers` gave.
         """
-        self._given.set(np.concatenate([given, self._offsets + kept, *chain.from_iterable(of_segments)]))
+        self._given.set(np.concatenate([given, *chain.from_iterable(of_segments)]))
         self._program.run()
 
     def rule(self, index: int) -> int:
@@ -118,16 +114,15 @@ class StackProgram:
         return places
 
     def _kept(self) -> Iterator[Kept]:
-        """The arrays of their own, from cache line to cache line. The stream that comes out is given by `run`."""
-        offset, last = 0, len(self.layers) - 1
+        """The arrays of their own. The stream that comes out is not among them: it always is one."""
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
             names = {layer.same_as.get(name, name) for name in self.shown[index]} & layer.shapes.keys()
             if index < last and "resid_pre" in self.shown[index + 1]:
                 names.add("resid_post")
-            for name in layer.shapes:
+            for name, shape in layer.shapes.items():
                 if name in names and (name, index) != ("resid_post", last):
-                    yield Kept(index, name, layer.shapes[name], offset)
-                    offset += -(-prod(layer.shapes[name]) // _LINE) * _LINE
+                    yield Kept(index, name, shape)
 
     def _buffers(self) -> dict[str, int]:
         """Numbers of each array that lies between the steps; layers use them one after another."""
