@@ -12,6 +12,7 @@ from cutaway.points.table import IN_LAYER, OF_CHOICE, POINTS, Point
 from cutaway.spec import ExpertsSpec, ModelSpec
 
 _LAYERED = re.compile(r"layers\.(-?\d*:-?\d*|-?\d+|\*)\.(.+)")
+_WILD = re.compile(r"[*?[]")  # what else than a plain name `fnmatchcase` knows
 
 
 Pattern = str | Point | Callable[[Point], bool]
@@ -63,11 +64,14 @@ def parse_point(text: str | Point, spec: ModelSpec) -> Point:
 
 def _matches(pattern: str, available: list[Point], n_layers: int) -> list[Point]:
     layered = _LAYERED.fullmatch(pattern)
+    if layered is None and _WILD.search(pattern) is None:
+        return [point for point in available if point.name == pattern and point.layer is None]
     if layered is None:
         return [point for point in available if fnmatchcase(str(point), pattern)]
     which, name = layered.groups()
     layers = layer_range(which, n_layers)
-    return [p for p in available if p.layer is not None and p.layer in layers and fnmatchcase(p.name, name)]
+    names = {known for known in {point.name for point in available} if fnmatchcase(known, name)}  # of all layers once
+    return [p for p in available if p.name in names and p.layer is not None and p.layer in layers]
 
 
 def layer_range(which: str, n_layers: int) -> range:

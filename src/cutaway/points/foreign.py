@@ -7,6 +7,7 @@ meaning helps nobody.
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from cutaway.errors import UnknownPoint
 from cutaway.points.present import layer_names
@@ -31,7 +32,7 @@ class ForeignName:
     def accepted(self) -> bool:
         return self.theirs is None and self.note is None
 
-    @property
+    @cached_property
     def pattern(self) -> re.Pattern[str]:
         layer = r"(?P<layer>\d+|\*)"
         return re.compile(re.escape(self.name).replace(re.escape("{i}"), layer))

@@ -1,4 +1,4 @@
-"""Working out a point from the stored ones, with the very functions of the pass, so that the bits are the same."""
+"""Working out a point from the stored ones, with the very functions of the pass or others with the same bits."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
-from cutaway.forward.attention import head_outputs, pattern_blocks, scored
+from cutaway.forward.attention import head_outputs, pattern_blocks, scored, scoring
 from cutaway.forward.head import logits
 from cutaway.forward.parameters import Parameters
 from cutaway.points import Point, Unwatched
@@ -25,6 +25,10 @@ def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k:
     layer = point.layer or 0
     attention = spec.layers[layer].attention
     layout = Layout.of([q.shape[1]])
+    square = getattr(engine, "square", None)
+    if square is not None:
+        segment = layout.segments[0]
+        return square(point.name, q, k, scoring(attention, segment, slice(0, segment.length)))
     recorder = Recorder(engine, layout, [point])
     for rows, pattern in pattern_blocks(engine, attention, q, k, layout.segments[0], 0, recorder.at(layer)):
         seen = pattern.shape[-1]

@@ -16,6 +16,7 @@ from cutaway.engines.protocol import Scoring
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
 _MOST_PARTS = 1 << 10  # of one segment: 32 of them in a phase stay within what the pool can count
+STEPS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")  # from q kᵀ to weights
 _SCRATCH = 1 << 16  # numbers of a block's scores: they stay in the second-level cache
 
 
@@ -26,6 +27,7 @@ def kernels() -> dict[str, Kernel]:
         "dots": Kernel("attend.dots_kernel", "q" * 13),
         "weights": Kernel("attend.weights_kernel", "q" * 8 + "dd"),
         "mix": Kernel("attend.mix_kernel", "q" * 13),
+        "square": Kernel("attend.square_kernel", "q" * 15 + "dd" + "q" * 2),
         "attend": Kernel("attend.attend_kernel", "q" * 20 + "dd" + "q" * 3),
     }
 
@@ -70,6 +72,27 @@ def mix(pattern: np.ndarray, v: np.ndarray, out: np.ndarray) -> None:
         *(place(pattern), place(v), *v.strides[:2], place(out), *out.strides[:2]),
         *(heads, key_heads, rows, keys, width, 0),
         parts=mix_parts(pattern.size * width, key_heads, rows, width),
+    )
+
+
+def square(
+    steps: int,
+    q: np.ndarray,
+    k: np.ndarray,
+    scale: float,
+    first: np.ndarray,
+    last: np.ndarray,
+    cap: float,
+    growth: np.ndarray | None,
+    out: np.ndarray,
+) -> None:
+    """What q kᵀ has become after `steps` of STEPS, `[H, R, S]` in contiguous `out`; arrays as in `dots` and `attend`."""
+    heads, rows, width = q.shape
+    block, _, parts = _blocks(heads, rows, k.shape[1])
+    kernels()["square"](
+        *(place(q), *q.strides[:2], place(k), *k.strides[:2], place(out), heads, len(k), rows, width, k.shape[1]),
+        *(place(first), place(last), 0 if growth is None else place(growth), scale, cap, steps, block),
+        parts=parts,
     )
 
 

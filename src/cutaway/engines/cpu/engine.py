@@ -161,19 +161,34 @@ class CpuEngine:
         attend.mix(self.array(pattern), _rows_contiguous(v), out)
         return out
 
+    def square(self, point: str, q: np.ndarray, keys: np.ndarray, scoring: Scoring) -> np.ndarray:
+        """One of the T × T points whole, with the bits of the stages."""
+        first, last, growth = self._rule(q, keys, keys, scoring)
+        out = empty((*q.shape[:2], keys.shape[1]))
+        q, keys = map(_rows_contiguous, (q, keys))
+        steps = attend.STEPS.index(point)
+        attend.square(steps, q, keys, scoring.scale, first, last, scoring.cap or 0.0, growth, out)
+        return out
+
     def attend(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring) -> np.ndarray:
         """All of attention, with the bits of the stages: `[H, R, d_head]` … → `[H, R, d_value]`."""
-        fits = len(q) % len(keys) == 0 and q.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
-        _expect(fits, "Each key head serves as many query heads, and each key has a value", q, keys, values)
         n_heads, rows, _ = q.shape
-        first, last = attend.seen_keys(scoring, keys.shape[1])
-        _expect(first.shape == last.shape == (rows,), "Each query row sees one range of keys", q, first, last)
-        growth = None if scoring.growth is None else self.array(scoring.growth)
+        first, last, growth = self._rule(q, keys, values, scoring)
         out = empty((rows, n_heads, values.shape[2])).swapaxes(0, 1)  # as the heads are joined
         scratch = self._scratch("scores", attend.attend_scratch(n_heads, rows, keys.shape[1]))
         q, keys, values = map(_rows_contiguous, (q, keys, values))
         attend.attend(q, keys, values, scoring.scale, first, last, scoring.cap or 0.0, growth, out, scratch)
         return out
+
+    def _rule(
+        self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Which keys each row sees (`attend.seen_keys`), and how its scores have grown."""
+        fits = len(q) % len(keys) == 0 and q.shape[2] == keys.shape[2] and keys.shape[:2] == values.shape[:2]
+        _expect(fits, "Each key head serves as many query heads, and each key has a value", q, keys, values)
+        first, last = attend.seen_keys(scoring, keys.shape[1])
+        _expect(first.shape == last.shape == q.shape[1:2], "Each query row sees one range of keys", q, first, last)
+        return first, last, None if scoring.growth is None else self.array(scoring.growth)
 
     def stackable(self, specs: Sequence[LayerSpec], layout: Layout, taps: Sequence[Tap]) -> int:
         """How many layers, from the first of these on, `stack` takes at once; 0 where it does not serve the first."""

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -114,37 +115,40 @@ def bill(
     """What a pass over `tokens` tokens after `past` cached ones keeps; `edited` are the points at which edits act."""
     size = np.dtype(dtype).itemsize
     same = _same_arrays(spec)
-    counted: set[Point] = set()
-    items = []
+    taken = plan.taken(spec)
+    asked = [*plan.points, *(one.point for one in plan.reduced)]
+    sources = {point: plan.sources(spec, point) for point in asked}
     readable = set(plan.points)
+    reasons = {source: str(point) for point in asked for source in sources[point] if source not in readable}
+    counted: set[Point] = set()
+    alike: dict[tuple[str, int, bool], _Kept] = {}  # as most layers are
+    items = []
     for point in points_of(spec):
         if point not in plan.kept:
             continue
-        shape = _kept_shape(point, spec, tokens, past, cut)
-        cut_here = cut.rows_of(point) is not None or cut.heads_of(point, spec) is not None
+        kind = (point.name, id(spec.layers[point.layer or 0]), point in cut.whole)
+        kept = alike[kind] = alike.get(kind) or _kept_of(point, spec, tokens, past, cut)
         first = point
-        while first in same and not cut_here and first not in edited:
+        while first in same and not kept.cut and first not in edited:
             first = same[first]
         width = 8 if point.name in WHOLE_NUMBERS else size
-        nbytes = 0 if first in counted else prod(shape) * width
-        if not cut_here:
+        nbytes = 0 if first in counted else prod(kept.shape) * width
+        if not kept.cut:
             counted.add(first)
-        why = "" if point in readable else _reason(point, plan, spec)
-        serving = cut.heads_of(point, spec) if "H_kv" in point.info.shape else None
-        items.append(Item(str(point), shape, nbytes, why, () if serving is None else tuple(serving.tolist())))
+        items.append(Item(str(point), kept.shape, nbytes, reasons.get(point, ""), kept.serving))
     flops = 0
-    for one in plan.taken(spec):
-        whole = _kept_shape(one.point, spec, tokens, past, cut)
+    for one in taken:
+        whole = _kept_of(one.point, spec, tokens, past, cut).shape
         rows = one.point.info.shape.index("T")
         shape = one.reduction.shape(whole, rows)
         width = 8 if one.reduction.name == "argtop" else size
         items.append(Item(str(one), shape, prod(shape) * width))
         flops += prod(whole)
     flops += sum(_flops_of(point, spec, tokens, past) for point in edited if point.name == "attn.head_out")
-    later: list[Point | Reduced] = [point for point in plan.points if plan.sources(spec, point) != [point]]
-    later += [one for one in plan.reduced if one not in plan.taken(spec)]
-    reading = sum(_flops_of(at.point if isinstance(at, Reduced) else at, spec, tokens, past) for at in later)
-    looked_at = [*(p for p in plan.kept if p.name in ROW_BLOCKS), *(one.point for one in plan.taken(spec))]
+    later = [point for point in plan.points if sources[point] != [point]]
+    later += [one.point for one in plan.reduced if one not in taken]
+    reading = sum(_flops_of(point, spec, tokens, past) for point in later)
+    looked_at = [*(p for p in plan.kept if p.name in ROW_BLOCKS), *(one.point for one in taken)]
     shapes = [shape_of(point, spec, tokens) for point in looked_at if point.name in ROW_BLOCKS]
     block = max((heads * min(BLOCK, tokens) * (tokens + past) * size for heads, *_ in shapes), default=0)
     return Bill(tuple(items), flops, reading, free_memory(), block)
@@ -195,9 +199,16 @@ def _free_on_windows() -> int | None:
     return int(status.free) if told else None
 
 
-def _kept_shape(point: Point, spec: ModelSpec, tokens: int, past: int, cut: Cut) -> tuple[int, ...]:
-    shape = list(shape_of(point, spec, tokens))
-    symbols = point.info.shape
+class _Kept(NamedTuple):
+    """What is kept of a point: in which shape, whether a part only, and heads as `Item.serving` has them."""
+
+    shape: tuple[int, ...]
+    cut: bool
+    serving: tuple[int, ...]
+
+
+def _kept_of(point: Point, spec: ModelSpec, tokens: int, past: int, cut: Cut) -> _Kept:
+    shape, symbols = list(shape_of(point, spec, tokens)), point.info.shape
     if symbols[-1] == "S":
         shape[-1] = tokens + past
     heads, rows = cut.heads_of(point, spec), cut.rows_of(point)
@@ -205,7 +216,8 @@ def _kept_shape(point: Point, spec: ModelSpec, tokens: int, past: int, cut: Cut)
         shape[0] = len(heads)
     if rows is not None:
         shape[symbols.index("T")] = len(rows)
-    return tuple(shape)
+    serving = heads is not None and "H_kv" in symbols
+    return _Kept(tuple(shape), heads is not None or rows is not None, tuple(heads.tolist()) if serving else ())
 
 
 def _same_arrays(spec: ModelSpec) -> dict[Point, Point]:
@@ -222,13 +234,6 @@ def _same_arrays(spec: ModelSpec) -> dict[Point, Point]:
             same[Point("attn.out", i)] = Point("attn.raw", i)
             same[Point("mlp.out", i)] = Point("mlp.raw", i)
     return same
-
-
-def _reason(point: Point, plan: Plan, spec: ModelSpec) -> str:
-    """What a source is kept for."""
-    asked = [*plan.points, *(one.point for one in plan.reduced)]
-    made = [p for p in asked if p != point and point in plan.sources(spec, p)]
-    return str(made[-1]) if made else ""
 
 
 def _flops_of(point: Point, spec: ModelSpec, tokens: int, past: int) -> int:

@@ -67,7 +67,7 @@ class Plan:
             return [point]
         if self.some_rows and point.name in ("attn.masked", "attn.pattern"):
             return [point]
-        if any(earlier in self.altered for earlier in _on_the_way(point)):
+        if self.altered and any(earlier in self.altered for earlier in _on_the_way(point)):
             return [point]
         return made_from(spec, point)
 

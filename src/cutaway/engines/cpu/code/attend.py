@@ -55,16 +55,21 @@ def dots_kernel(given: int, part: int, parts: int) -> None:
 
 
 @register_jitable
-def _weigh(row, width: int, first: int, last: int, scale, growth, cap) -> None:  # type: ignore[no-untyped-def]
-    """A row of dot products to weights, in place: scaled, grown, capped, masked, softmaxed."""
+def _weigh(  # type: ignore[no-untyped-def]
+    row, width: int, first: int, last: int, scale, growth, cap, steps: int = 3
+) -> None:
+    """A row of dot products to weights, in place: scaled, grown and capped (step 1), masked (2), softmaxed (3)."""
     factor, grown = everywhere(scale), everywhere(growth)
-    for at in range(0, width, LANES):
-        value = times(times(floats_upto(row + at * 4, width - at), factor), grown)
-        if cap > 0:
-            value = capped(value, cap)
-        put_upto(row + at * 4, value, width - at)
-    hide(row, width, first, last)
-    softmax_row(row, width)
+    if steps >= 1:
+        for at in range(0, width, LANES):
+            value = times(times(floats_upto(row + at * 4, width - at), factor), grown)
+            if cap > 0:
+                value = capped(value, cap)
+            put_upto(row + at * 4, value, width - at)
+    if steps >= 2:
+        hide(row, width, first, last)
+    if steps >= 3:
+        softmax_row(row, width)
 
 
 def weights_kernel(given: int, part: int, parts: int) -> None:
@@ -180,6 +185,49 @@ def mix_kernel(given: int, part: int, parts: int) -> None:
             _mix_rows(weights, step, taken, values, v_row, keys - start, width, target, out_row)
 
 
+@register_jitable
+def _keys_of_block(first, last, begin: int, taken: int):  # type: ignore[no-untyped-def]
+    """The keys that any of some rows sees: the first, on a vector's edge, and how many up to the last."""
+    start, stop = index_at(first + begin * 8), 0
+    for row in range(begin, begin + taken):
+        start, stop = min(start, index_at(first + row * 8)), max(stop, index_at(last + row * 8))
+    start = max(start, 0) // LANES * LANES
+    return start, stop - start
+
+
+@register_jitable
+def _put_all(start, count: int, value) -> None:  # type: ignore[no-untyped-def]
+    """`count` times the same number."""
+    for at in range(0, count, LANES):
+        put_upto(start + at * 4, everywhere(value), count - at)
+
+
+def square_kernel(given: int, part: int, parts: int) -> None:
+    # out: [heads, rows, keys], contiguous: after `steps` 0 the dot products and 1 the scores, of every row with every
+    # key; after 2 the masked scores and 3 the weights, worked out where a block's rows see keys and filled in elsewhere
+    q, q_head, q_row, k, k_head, k_row, out, heads, key_heads, rows, width, keys = arguments(given, 12)
+    first, last, growth, bits_of_scale, bits_of_cap, steps, block = arguments(given + 96, 7)
+    scale, cap = as_float(bits_of_scale), as_float(bits_of_cap)
+    unseen = np.float32(-np.inf) if steps == 2 else np.float32(0)
+    blocks = (rows + block - 1) // block
+    for item in range(part, heads * blocks, parts):
+        head, begin = item % heads, (blocks - 1 - item // heads) * block  # the longest rows first
+        taken, start, seen = min(block, rows - begin), 0, keys
+        if steps >= 2:
+            start, seen = _keys_of_block(address(first), address(last), begin, taken)
+        target = address(out) + (head * rows + begin) * keys * 4
+        queries = address(q) + (head * q_head + begin * q_row)
+        its_keys = address(k) + (head // (heads // key_heads) * k_head + start * k_row)
+        _dots_with_keys(queries, q_row, taken, its_keys, k_row, 0, seen, width, target + start * 4, keys * 4)
+        for row in range(taken):
+            here, at = target + row * keys * 4, begin + row
+            grown = float_at(address(growth) + at * 4) if growth != 0 else np.float32(1)
+            low, high = index_at(address(first) + at * 8) - start, index_at(address(last) + at * 8) - start
+            _weigh(here + start * 4, seen, low, high, scale, grown, cap, steps)
+            _put_all(here, start, unseen)
+            _put_all(here + (start + seen) * 4, keys - start - seen, unseen)
+
+
 def attend_kernel(given: int, part: int, parts: int, worker: int) -> None:
     # All of it, block by block of query rows, with scores that stand in this thread's scratch only.
     q, q_head, q_row, k, k_head, k_row, v, v_head, v_row, out, out_head, out_row = arguments(given, 12)
@@ -191,12 +239,7 @@ def attend_kernel(given: int, part: int, parts: int, worker: int) -> None:
     for item in range(part, heads * blocks, parts):
         head, begin = item % heads, (blocks - 1 - item // heads) * block  # the longest rows first
         taken = min(block, rows - begin)
-        start, keys = index_at(address(first) + begin * 8), 0
-        for row in range(begin, begin + taken):
-            start = min(start, index_at(address(first) + row * 8))
-            keys = max(keys, index_at(address(last) + row * 8))
-        start = max(start, 0) // LANES * LANES
-        seen = keys - start
+        start, seen = _keys_of_block(address(first), address(last), begin, taken)
         queries, target = (
             address(q) + (head * q_head + begin * q_row),
             address(out) + (head * out_head + begin * out_row),
