@@ -79,11 +79,17 @@ def test_fused_attention_has_the_bits_of_the_stages(
     first = np.zeros_like(last) if window is None else np.maximum(0, last - window)
     growth = 1 + rng.random(rows) if growing else None
     engine = CpuEngine()
-    scores = engine.scale(engine.dots(q, k), 0.3)
+    rule = Scoring(0.3, first, last, growth, cap)
+    scores = engine.dots(q, k)
+    assert np.array_equal(engine.square("attn.dots", q, k, rule), scores)
+    scores = engine.scale(scores, 0.3)
     if growth is not None:
         scores *= engine.array(growth[:, None])
     if cap is not None:
         scores = engine.cap(scores, cap)
-    stages = engine.mix(engine.softmax(engine.mask(scores, first, last)), v)
-    fused = engine.attend(q, k, v, Scoring(0.3, first, last, growth, cap))
-    assert np.array_equal(fused, stages)
+    assert np.array_equal(engine.square("attn.scores", q, k, rule), scores)
+    scores = engine.mask(scores, first, last)
+    assert np.array_equal(engine.square("attn.masked", q, k, rule), scores)
+    scores = engine.softmax(scores)
+    assert np.array_equal(engine.square("attn.pattern", q, k, rule), scores)
+    assert np.array_equal(engine.attend(q, k, v, rule), engine.mix(scores, v))

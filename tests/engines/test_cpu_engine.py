@@ -17,7 +17,7 @@ from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
-from cutaway.engines.protocol import Gain, Linear
+from cutaway.engines.protocol import Gain, Linear, Scoring
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
 from cutaway.spec import ACTIVATIONS
@@ -98,6 +98,22 @@ def test_a_row_has_the_same_bits_in_a_full_block_and_in_one_that_is_padded(d_out
     full = product(x, weight, Layout.of([64]))
     assert np.array_equal(full[:40], product(x[:40], weight, Layout.of([40])))
     assert np.array_equal(full[20:], product(x[20:], weight, Layout.of([44], [20])))
+
+
+@pytest.mark.parametrize("kind", sorted(BLOCKS))
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_what_is_0_but_for_some_columns_is_multiplied_by_these_alone_bit_for_bit(kind, rows):
+    weight, whole = stored(kind, 70, 1536), np.zeros((rows, 1536), np.float32)
+    for first, n in ((0, 64), (320, 64), (1472, 64), (256, 768), (512, 1024)):
+        whole[...] = 0
+        whole[:, first : first + n] = random(rows, n, seed=first)
+        x = whole[:, first : first + n]
+        found, block = engine.linear_of_part(x, Linear(weight), first), BLOCKS[kind].weights
+        if first % block or n % block:
+            assert found is None
+        else:
+            assert np.array_equal(found, product(whole, weight, Layout.of([rows])))
+    assert engine.linear_of_part(x[:, :20], Linear(weight), 20) is None, "its numbers would change their lanes"
 
 
 def test_a_permuted_weight_is_multiplied_in_its_order():
@@ -241,12 +257,16 @@ def test_no_float_copy_of_a_weight_is_kept():
 MISTAKES: list[Callable[[], object]] = [
     lambda: product(random(2, 9), stored("F32", 3, 8), Layout.of([2])),
     lambda: product(random(2, 8), stored("F32", 3, 8), Layout.of([3])),
+    lambda: engine.linear_of_part(random(2, 16), Linear(stored("F32", 3, 40)), 32),
     lambda: engine.rms_norm(random(2, 8), Gain(random(7)), 1e-5),
     lambda: engine.layer_norm(random(2, 8), Gain(random(8), random(7)), 1e-5),
     lambda: engine.rotate(random(2, 3, 8), random(2, 4), random(2, 4), "halves"),
     lambda: engine.rotate(random(2, 3, 8), random(3, 5), random(3, 5), "halves"),
     lambda: engine.dots(random(3, 1, 8), random(2, 5, 8)),
     lambda: engine.dots(random(2, 1, 8), random(2, 5, 7)),
+    lambda: engine.square(
+        "attn.dots", random(2, 3, 8), random(2, 3, 8), Scoring(1.0, np.zeros(2, int), np.ones(2, int))
+    ),
     lambda: engine.mix(random(2, 1, 8), random(2, 5, 7)),
     lambda: engine.mask(random(2, 3, 8), np.zeros(2, int), np.zeros(3, int)),
 ]

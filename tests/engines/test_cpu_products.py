@@ -142,6 +142,9 @@ for width in (1, 5, 16, 37, 64, 70):
         scratch = at_the_end(np.empty(attend.attend_scratch(2, rows, keys), "f4"))
         attend.attend(q, k, v, 1.0, first, last, 0.0, None, out, scratch)
         assert np.array_equal(out, stages)
+        whole = at_the_end(np.empty((2, rows, keys), "f4"))
+        attend.square(3, q, k, 1.0, first, last, 0.0, None, whole)
+        assert np.array_equal(whole, scores)
         for kind in ("relu", "silu", "gelu", "gelu_tanh"):
             elementwise.activate(q, out, kind)
         gain = at_the_end(np.ones(width, "f4"))

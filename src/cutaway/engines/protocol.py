@@ -119,7 +119,7 @@ Turns = Mapping[RotarySpec, tuple[Array, Array]]  # cosines and sines [T, dims /
 class Engine(Protocol):
     """What every engine offers. Nothing here knows a model's name.
 
-    Four more operations are optional; stages ask whether an engine has them:
+    Five more operations are optional; stages ask whether an engine has them:
 
     - `hold(stored)` takes all weights of a model and gives back what the stages find them in, in place of the
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
@@ -127,6 +127,8 @@ class Engine(Protocol):
       it declines.
     - `square(point, q, keys, scoring)` is one of the T × T points of a whole sequence, `[H, R, S]`: `attn.dots` and
       `attn.scores` of every pair, `attn.masked` or `attn.pattern`.
+    - `linear_of_part(x, linear, first)` is the product of rows that are x `[T, n]` from column `first` on and 0
+      elsewhere, without a bias; None where it declines.
     - `stack(first, specs, weights, x, turns, attended, taps, ending)` is consecutive layers at once, the first of
       them layer `first`, and after the last layer the ending, where one is given: `[T, d]` → `Stacked`. It puts new
       keys and values where `attended` says, and when all is done it shows the layers' taps what they want.

@@ -165,11 +165,14 @@ def head_outputs(
     z holds these heads only. `layout` says how the rows of z are multiplied (`Layout.only`).
     """
     slice_of = Linear(weights["attn.o"].weight, added=unheard(weights["attn.o"]))
+    of_part = getattr(engine, "linear_of_part", lambda *_: None)
     made = None
     for index, (own, head) in enumerate(zip(z, range(spec.n_heads) if heads is None else heads, strict=True)):
-        alone = engine.array(np.zeros((spec.n_heads, *own.shape)))
-        alone[head] = own
-        part = engine.linear(join_heads(alone), slice_of, layout)
+        part = of_part(own, slice_of, head * spec.value_width)
+        if part is None:
+            alone = engine.array(np.zeros((spec.n_heads, *own.shape)))
+            alone[head] = own
+            part = engine.linear(join_heads(alone), slice_of, layout)
         if made is None:
             made = engine.empty((len(z), *part.shape))
         made[index] = part

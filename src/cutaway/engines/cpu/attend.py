@@ -86,7 +86,7 @@ def square(
     growth: np.ndarray | None,
     out: np.ndarray,
 ) -> None:
-    """What q kᵀ has become after `steps` of STEPS, `[H, R, S]` in contiguous `out`; arrays as in `dots` and `attend`."""
+    """What q kᵀ has become after `steps` of STEPS: `[H, R, S]` in contiguous `out`; the rest as in `attend`."""
     heads, rows, width = q.shape
     block, _, parts = _blocks(heads, rows, k.shape[1])
     kernels()["square"](

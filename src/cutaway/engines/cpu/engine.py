@@ -7,9 +7,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from cutaway.engines.blocks import BLOCKS
 from cutaway.engines.cpu import attend, elementwise
 from cutaway.engines.cpu.kernel import place
 from cutaway.engines.cpu.memory import empty, keep_freed_memory
+from cutaway.engines.cpu.processor import LANES
 from cutaway.engines.cpu.products import FEW, few_rows, many_rows, many_rows_scratch, parts_of
 from cutaway.engines.cpu.stack import Stacks, at_one_go
 from cutaway.engines.cpu.threads import thread_count
@@ -69,20 +71,41 @@ class CpuEngine:
                 f"x is {list(x.shape)}; a weight [{d_out}, {d_in}] in a layout of {layout.rows} rows needs "
                 f"[{layout.rows}, {d_in}]."
             )
-        x = self.array(x)
-        y = empty((len(x), d_out))
-        if not len(x):  # where rows are missing the kernels take the last one again, so there has to be one
-            return y
-        parts = parts_of(d_out, d_in, len(x))
-        given = (*self.stored_at(weight), d_out, d_in, place(x), len(x), place(y))
-        if len(x) <= FEW:
-            few_rows(weight.kind)(*given, parts=parts)
-        else:
-            size = many_rows_scratch(d_in, len(x))
-            many_rows(weight.kind)(*given, place(self._scratch("rows", thread_count() * size)), size, parts=parts)
+        y = self._product(self.array(x), weight.kind, self.stored_at(weight), d_out)
         if linear.bias is not None:
             y += linear.bias
         return with_added(self, y, x, linear, layout) if linear.added else y
+
+    def linear_of_part(self, x: np.ndarray, linear: Linear, first: int) -> np.ndarray | None:
+        """The product of rows that are x `[T, n]` from column `first` on and 0 elsewhere, with the bits of the whole.
+
+        Only where these columns can be read by themselves and the sixteen sums of a dot product stay as they are; no
+        bias.
+        """
+        weight, n = linear.weight, x.shape[1]
+        block = BLOCKS[weight.kind]
+        inside = 0 <= first <= first + n <= weight.shape[1]
+        _expect(inside, f"From column {first} on x must lie in rows of {weight.shape[1]}", x)
+        if linear.added or first % LANES or first % block.weights or n % block.weights:
+            return None
+        rows, row_bytes, order = self.stored_at(weight)
+        stored = (rows + first // block.weights * block.bytes, row_bytes, order)
+        return self._product(self.array(x), weight.kind, stored, weight.shape[0])
+
+    def _product(self, x: np.ndarray, kind: str, stored: tuple[int, int, int], d_out: int) -> np.ndarray:
+        """`[T, d_in]` → `[T, d_out]`; `stored` is where the weight lies (`stored_at`)."""
+        n_x, d_in = x.shape
+        y = empty((n_x, d_out))
+        if not n_x:  # where rows are missing the kernels take the last one again, so there has to be one
+            return y
+        parts = parts_of(d_out, d_in, n_x)
+        given = (*stored, d_out, d_in, place(x), n_x, place(y))
+        if n_x <= FEW:
+            few_rows(kind)(*given, parts=parts)
+        else:
+            size = many_rows_scratch(d_in, n_x)
+            many_rows(kind)(*given, place(self._scratch("rows", thread_count() * size)), size, parts=parts)
+        return y
 
     def layer_norm(self, x: np.ndarray, gain: Gain, eps: float) -> np.ndarray:
         return self._norm(x, gain, eps, centre=True)

@@ -15,7 +15,6 @@ from cutaway.points import Point, points_of, shape_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.capture.plan import ROW_BLOCKS, Plan
 from cutaway.trace.capture.recorder import Cut
-from cutaway.trace.capture.reductions import Reduced
 
 WHOLE_NUMBERS = ("tokens", "moe.chosen")  # int64, whatever the engine computes in
 
@@ -216,8 +215,8 @@ def _kept_of(point: Point, spec: ModelSpec, tokens: int, past: int, cut: Cut) ->
         shape[0] = len(heads)
     if rows is not None:
         shape[symbols.index("T")] = len(rows)
-    serving = heads is not None and "H_kv" in symbols
-    return _Kept(tuple(shape), heads is not None or rows is not None, tuple(heads.tolist()) if serving else ())
+    serving = tuple(heads.tolist()) if heads is not None and "H_kv" in symbols else ()
+    return _Kept(tuple(shape), heads is not None or rows is not None, serving)
 
 
 def _same_arrays(spec: ModelSpec) -> dict[Point, Point]:

@@ -140,11 +140,10 @@ class Recorder:
                     whole = self._spill.empty(shape, self._engine.numpy(value).dtype)
                 else:
                     whole = self._engine.empty(shape) if self._cut is None else np.empty(shape, value.dtype)
-                whole[...] = UNSEEN[point.name]
                 wholes[index] = whole
-            where = slice(start, start + value.shape[1]) if rows is None else here
-            block = value if self._spill is None else self._engine.numpy(value)
-            wholes[index][:, where, : value.shape[2]] = block
+            where, seen = slice(start, start + value.shape[1]) if rows is None else here, value.shape[2]
+            wholes[index][:, where, :seen] = value if self._spill is None else self._engine.numpy(value)
+            wholes[index][:, where, seen:] = UNSEEN[point.name]
         for one in self._reduced.get(point, ()):
             if one not in self._takers:
                 dtype = self._engine.numpy(value).dtype
