@@ -93,3 +93,8 @@ def test_fused_attention_has_the_bits_of_the_stages(
     scores = engine.softmax(scores)
     assert np.array_equal(engine.square("attn.pattern", q, k, rule), scores)
     assert np.array_equal(engine.attend(q, k, v, rule), engine.mix(scores, v))
+    made: dict[str, np.ndarray] = {}
+    for point in ("attn.dots", "attn.scores", "attn.masked", "attn.pattern"):
+        made[point] = engine.square(point, q, k, rule, made)
+    assert np.array_equal(made["attn.pattern"], scores)
+    assert np.array_equal(engine.square("attn.pattern", q, k, rule, {"attn.dots": made["attn.dots"]}), scores)

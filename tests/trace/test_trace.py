@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cutaway import CutawayError
+from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.points import Point, points_of
 from cutaway.trace.capture.recorder import ROW_BLOCKS
@@ -35,16 +36,17 @@ def test_looking_at_everything_changes_no_bit_of_the_logits(spec, length):
     assert np.array_equal(model.trace(ids).last_logits, plain.last_logits)
 
 
+@pytest.mark.parametrize("engine", [NumpyEngine("float32"), CpuEngine()], ids=["numpy", "cpu"])
 @pytest.mark.parametrize("like", LIKE)
 @pytest.mark.parametrize("length", [1, 40, 64, 100])
-def test_t_by_t_points_worked_out_on_access_are_those_of_the_pass_bit_for_bit(like, length):
-    spec, engine = LIKE[like], NumpyEngine("float32")
+def test_t_by_t_points_worked_out_on_access_are_those_of_the_pass_bit_for_bit(engine, like, length):
+    """In whatever order they are read: one may be worked out from another that was read before."""
+    spec = LIKE[like]
     ids = random_ids(spec, length)
     made = everything(engine, spec, random_parameters(spec, engine), ids)
-    trace = random_model(spec, engine=NumpyEngine("float32")).trace(ids, points=["*"])
-    for layer in range(spec.n_layers):
-        for name in ROW_BLOCKS:
-            point = Point(name, layer)
+    for order in (ROW_BLOCKS, ROW_BLOCKS[::-1], ROW_BLOCKS[::2]):
+        trace = random_model(spec, engine=engine, dtype="float32").trace(ids, points=["*"])
+        for point in [Point(name, layer) for layer in range(spec.n_layers) for name in order]:
             known = ~np.isnan(made[point])  # dots past what a block may see are not computed in a pass
             assert np.array_equal(trace[point][known], made[point][known]), str(point)
             assert not np.isnan(trace[point]).any()

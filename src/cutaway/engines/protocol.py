@@ -125,8 +125,8 @@ class Engine(Protocol):
       stored `Linear`s and `Gain`s: parts by name, which have the same attributes (torch's parameters).
     - `attend(q, keys, values, scoring)` is all of attention at once, scores unseen; `[H, R, d_value]`, or None where
       it declines.
-    - `square(point, q, keys, scoring)` is one of the T × T points of a whole sequence, `[H, R, S]`: `attn.dots` and
-      `attn.scores` of every pair, `attn.masked` or `attn.pattern`.
+    - `square(point, q, keys, scoring, begun)` is one of the T × T points of a whole sequence, `[H, R, S]`: `attn.dots`
+      and `attn.scores` of every pair, `attn.masked` or `attn.pattern`. `begun` are others of them that are there.
     - `linear_of_part(x, linear, first)` is the product of rows that are x `[T, n]` from column `first` on and 0
       elsewhere, without a bias; None where it declines.
     - `stack(first, specs, weights, x, turns, attended, taps, ending)` is consecutive layers at once, the first of

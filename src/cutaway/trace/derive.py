@@ -1,6 +1,6 @@
 """Working out a point from the stored ones, with the very functions of the pass or others with the same bits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,11 +16,14 @@ from cutaway.trace.capture.recorder import Recorder
 _WHOLE = ("attn.dots", "attn.scores")  # defined for every pair of tokens, seen or not
 
 
-def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k: Array) -> Array:
+def row_blocks_point(
+    engine: Engine, spec: ModelSpec, point: Point, q: Array, k: Array, begun: Mapping[Point, Array] | None = None
+) -> Array:
     """`attn.dots`, `.scores`, `.masked` or `.pattern` of one sequence, `[H, T, T]`, from its q and k.
 
     A causal pass does not compare a block's queries with keys that none of them may see; those cells of
-    `dots` and `scores` are filled in here in the same way, `masked` has −∞ there and `pattern` 0.
+    `dots` and `scores` are filled in here in the same way, `masked` has −∞ there and `pattern` 0. `begun` are
+    others that are there already: each is a step on the way to the next.
     """
     layer = point.layer or 0
     attention = spec.layers[layer].attention
@@ -28,7 +31,8 @@ def row_blocks_point(engine: Engine, spec: ModelSpec, point: Point, q: Array, k:
     square = getattr(engine, "square", None)
     if square is not None:
         segment = layout.segments[0]
-        return square(point.name, q, k, scoring(attention, segment, slice(0, segment.length)))
+        there = {other.name: value for other, value in (begun or {}).items() if other.layer == point.layer}
+        return square(point.name, q, k, scoring(attention, segment, slice(0, segment.length)), there)
     recorder = Recorder(engine, layout, [point])
     for rows, pattern in pattern_blocks(engine, attention, q, k, layout.segments[0], 0, recorder.at(layer)):
         seen = pattern.shape[-1]

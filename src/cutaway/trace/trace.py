@@ -118,9 +118,10 @@ class Trace(Connected):
         if self._stored.stored(at):
             return _read_only(self._stored.read(at))
         with self._lock:
-            made = self._made.get(at)
+            before = dict(self._made)
+        made = before.get(at)
         if made is None:
-            made = _read_only(self._stored.read(at))
+            made = _read_only(self._stored.read(at, before))
             with self._lock:
                 self._made[at] = made
                 while len(self._made) > REMEMBERED:  # all patterns of a model are far more than its streams

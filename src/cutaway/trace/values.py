@@ -51,8 +51,8 @@ class Values:
         """Whether this value lies there as it is read."""
         return at in self.kept
 
-    def read(self, at: Point | Reduced) -> np.ndarray:
-        """The value at an address of the plan."""
+    def read(self, at: Point | Reduced, made: Mapping[Any, np.ndarray] | None = None) -> np.ndarray:
+        """The value at an address of the plan; `made` are others that were worked out before."""
         if at in self.kept:
             value = self.kept[at]
             if isinstance(at, Reduced):
@@ -63,7 +63,9 @@ class Values:
             return self._reduced(at)
         if at.name in ROW_BLOCKS:
             q, k = (self.kept[source] for source in made_from(self._spec, at))
-            return self._part(at, self._numpy(row_blocks_point(self._engine, self._spec, at, q, k)))
+            whole = self._cut.rows is None and self._cut.heads is None
+            begun = {p: v for p, v in (made or {}).items() if whole and isinstance(p, Point) and p.name in ROW_BLOCKS}
+            return self._part(at, self._numpy(row_blocks_point(self._engine, self._spec, at, q, k, begun)))
         source = made_from(self._spec, at)[0]
         if at.name == "attn.head_out":
             rows = self._rows_in(source)

@@ -27,7 +27,7 @@ def kernels() -> dict[str, Kernel]:
         "dots": Kernel("attend.dots_kernel", "q" * 13),
         "weights": Kernel("attend.weights_kernel", "q" * 8 + "dd"),
         "mix": Kernel("attend.mix_kernel", "q" * 13),
-        "square": Kernel("attend.square_kernel", "q" * 15 + "dd" + "q" * 2),
+        "square": Kernel("attend.square_kernel", "q" * 15 + "dd" + "q" * 4),
         "attend": Kernel("attend.attend_kernel", "q" * 20 + "dd" + "q" * 3),
     }
 
@@ -85,13 +85,19 @@ def square(
     cap: float,
     growth: np.ndarray | None,
     out: np.ndarray,
+    begun: np.ndarray | None = None,
+    done: int = 0,
 ) -> None:
-    """What q kᵀ has become after `steps` of STEPS: `[H, R, S]` in contiguous `out`; the rest as in `attend`."""
+    """What q kᵀ has become after `steps` of STEPS: `[H, R, S]` in contiguous `out`; the rest as in `attend`.
+
+    Where `begun` is given it is the same after the first `done` of them, from which it goes on.
+    """
     heads, rows, width = q.shape
     block, _, parts = _blocks(heads, rows, k.shape[1])
     kernels()["square"](
         *(place(q), *q.strides[:2], place(k), *k.strides[:2], place(out), heads, len(k), rows, width, k.shape[1]),
-        *(place(first), place(last), 0 if growth is None else place(growth), scale, cap, steps, block),
+        *(place(first), place(last), 0 if growth is None else place(growth), scale, cap),
+        *(steps, 0 if begun is None else place(begun), done, block),
         parts=parts,
     )
 

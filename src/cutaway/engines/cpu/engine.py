@@ -184,13 +184,25 @@ class CpuEngine:
         attend.mix(self.array(pattern), _rows_contiguous(v), out)
         return out
 
-    def square(self, point: str, q: np.ndarray, keys: np.ndarray, scoring: Scoring) -> np.ndarray:
-        """One of the T × T points whole, with the bits of the stages."""
+    def square(
+        self,
+        point: str,
+        q: np.ndarray,
+        keys: np.ndarray,
+        scoring: Scoring,
+        begun: Mapping[str, np.ndarray] | None = None,
+    ) -> np.ndarray:
+        """One of the T × T points whole, with the bits of the stages, from the last before it that has `begun`."""
         first, last, growth = self._rule(q, keys, keys, scoring)
         out = empty((*q.shape[:2], keys.shape[1]))
         q, keys = map(_rows_contiguous, (q, keys))
         steps = attend.STEPS.index(point)
-        attend.square(steps, q, keys, scoring.scale, first, last, scoring.cap or 0.0, growth, out)
+        done = max((done for done in range(steps) if attend.STEPS[done] in (begun or {})), default=0)
+        other = (begun or {}).get(attend.STEPS[done])
+        if other is not None:
+            other = self.array(other)
+            _expect(other.shape == out.shape, "An earlier point has the shape of a later one", other, out)
+        attend.square(steps, q, keys, scoring.scale, first, last, scoring.cap or 0.0, growth, out, other, done)
         return out
 
     def attend(self, q: np.ndarray, keys: np.ndarray, values: np.ndarray, scoring: Scoring) -> np.ndarray:

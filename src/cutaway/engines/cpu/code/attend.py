@@ -56,19 +56,19 @@ def dots_kernel(given: int, part: int, parts: int) -> None:
 
 @register_jitable
 def _weigh(  # type: ignore[no-untyped-def]
-    row, width: int, first: int, last: int, scale, growth, cap, steps: int = 3
+    row, width: int, first: int, last: int, scale, growth, cap, done: int = 0, steps: int = 3
 ) -> None:
     """A row of dot products to weights, in place: scaled, grown and capped (step 1), masked (2), softmaxed (3)."""
     factor, grown = everywhere(scale), everywhere(growth)
-    if steps >= 1:
+    if done < 1 <= steps:
         for at in range(0, width, LANES):
             value = times(times(floats_upto(row + at * 4, width - at), factor), grown)
             if cap > 0:
                 value = capped(value, cap)
             put_upto(row + at * 4, value, width - at)
-    if steps >= 2:
+    if done < 2 <= steps:
         hide(row, width, first, last)
-    if steps >= 3:
+    if done < 3 <= steps:
         softmax_row(row, width)
 
 
@@ -196,6 +196,15 @@ def _keys_of_block(first, last, begin: int, taken: int):  # type: ignore[no-unty
 
 
 @register_jitable
+def _copy_rows(source, target, step: int, rows: int, count: int) -> None:  # type: ignore[no-untyped-def]
+    """The first `count` numbers of some rows, which lie `step` bytes apart here and there."""
+    for row in range(rows):
+        for at in range(0, count, LANES):
+            here = row * step + at * 4
+            put_upto(target + here, floats_upto(source + here, count - at), count - at)
+
+
+@register_jitable
 def _put_all(start, count: int, value) -> None:  # type: ignore[no-untyped-def]
     """`count` times the same number."""
     for at in range(0, count, LANES):
@@ -204,9 +213,10 @@ def _put_all(start, count: int, value) -> None:  # type: ignore[no-untyped-def]
 
 def square_kernel(given: int, part: int, parts: int) -> None:
     # out: [heads, rows, keys], contiguous: after `steps` 0 the dot products and 1 the scores, of every row with every
-    # key; after 2 the masked scores and 3 the weights, worked out where a block's rows see keys and filled in elsewhere
+    # key; after 2 the masked scores and 3 the weights, worked out where a block's rows see keys, filled in elsewhere.
+    # Where `begun` is not 0, it is the same after `done` steps.
     q, q_head, q_row, k, k_head, k_row, out, heads, key_heads, rows, width, keys = arguments(given, 12)
-    first, last, growth, bits_of_scale, bits_of_cap, steps, block = arguments(given + 96, 7)
+    first, last, growth, bits_of_scale, bits_of_cap, steps, begun, done, block = arguments(given + 96, 9)
     scale, cap = as_float(bits_of_scale), as_float(bits_of_cap)
     unseen = np.float32(-np.inf) if steps == 2 else np.float32(0)
     blocks = (rows + block - 1) // block
@@ -215,15 +225,19 @@ def square_kernel(given: int, part: int, parts: int) -> None:
         taken, start, seen = min(block, rows - begin), 0, keys
         if steps >= 2:
             start, seen = _keys_of_block(address(first), address(last), begin, taken)
-        target = address(out) + (head * rows + begin) * keys * 4
-        queries = address(q) + (head * q_head + begin * q_row)
-        its_keys = address(k) + (head // (heads // key_heads) * k_head + start * k_row)
-        _dots_with_keys(queries, q_row, taken, its_keys, k_row, 0, seen, width, target + start * 4, keys * 4)
+        at_first = (head * rows + begin) * keys * 4
+        target = address(out) + at_first
+        if begun != 0:
+            _copy_rows(address(begun) + (at_first + start * 4), target + start * 4, keys * 4, taken, seen)
+        else:
+            queries = address(q) + (head * q_head + begin * q_row)
+            its_keys = address(k) + (head // (heads // key_heads) * k_head + start * k_row)
+            _dots_with_keys(queries, q_row, taken, its_keys, k_row, 0, seen, width, target + start * 4, keys * 4)
         for row in range(taken):
             here, at = target + row * keys * 4, begin + row
             grown = float_at(address(growth) + at * 4) if growth != 0 else np.float32(1)
             low, high = index_at(address(first) + at * 8) - start, index_at(address(last) + at * 8) - start
-            _weigh(here + start * 4, seen, low, high, scale, grown, cap, steps)
+            _weigh(here + start * 4, seen, low, high, scale, grown, cap, done, steps)
             _put_all(here, start, unseen)
             _put_all(here + (start + seen) * 4, keys - start - seen, unseen)
 
