@@ -26,6 +26,7 @@ from cutaway.engines.cpu.code.arithmetic import everywhere, exponential, fused, 
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.cpu.kernel import Kernel
 from cutaway.engines.cpu.program import Task
+from cutaway.engines.protocol import Scoring
 from cutaway.spec import NormSpec
 
 CHANGED = 1.001  # by a thousandth
@@ -83,8 +84,14 @@ def staged_eps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def staged_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the stages: the scale of the scores."""
+    """In the stages, and where scores are worked out afterwards: the scale of the scores."""
+    square = CpuEngine.square
+
+    def with_another(self: Any, point: str, q: Any, keys: Any, scoring: Scoring, begun: Any = None) -> Any:
+        return square(self, point, q, keys, replace(scoring, scale=scoring.scale * CHANGED), begun)
+
     monkeypatch.setattr(CpuEngine, "scale", lambda self, dots, factor: dots * np.float32(factor * CHANGED))
+    monkeypatch.setattr(CpuEngine, "square", with_another)
 
 
 CASES = {"gpt2": GPT2[6], "llama": LLAMA[7]}  # their eps is large enough to be felt; both have the GELU by tanh

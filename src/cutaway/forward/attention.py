@@ -2,7 +2,7 @@
 
 It works through blocks of query rows: the scores of a block (`[H, R, S]`) are dotted, scaled, masked and
 softmaxed in one scratch, then mix the values. So no T × T array exists unless somebody asks for one, and who
-asks gets the very numbers that were used: `pattern_blocks` is the only code that makes them.
+asks gets the very numbers that were used: `pattern_blocks` makes them, or an engine that has the same bits at once.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
