@@ -196,10 +196,10 @@ def test_angles_that_are_wrong_in_the_table_of_the_pass_are_noticed(monkeypatch)
     engine = NumpyEngine("float64")
     positions._kept_turns.cache_clear()
     try:
-        checks = verify(engine, LLAMA, random_parameters(LLAMA, engine), random_ids(LLAMA, 10))
+        found = failing(verify(engine, LLAMA, random_parameters(LLAMA, engine), random_ids(LLAMA, 10)))
     finally:
         positions._kept_turns.cache_clear()
-    assert failing(checks) == {"each pair of q and k is turned by its position's angle"}
+    assert found == {"each pair of q and k is turned by its position's angle"}
 
 
 def test_no_file_that_checks_takes_arithmetic_from_an_engine():
