@@ -95,7 +95,8 @@ class Weight:
         """
         chosen = np.asarray(ids, dtype=np.intp)
         n_rows = prod(self.shape[:-1])
-        if chosen.size and not 0 <= chosen.min() <= chosen.max() < n_rows:
+        listed = chosen.ravel().tolist()
+        if listed and not 0 <= min(listed) <= max(listed) < n_rows:
             outside = chosen[(chosen < 0) | (chosen >= n_rows)]
             raise CutawayError(f"Row {outside[0]} was asked for; the weight has {n_rows} rows, counted from 0.")
         if self.order is not None:
