@@ -39,7 +39,7 @@ def test_many_kinds_of_attention_in_many_sequences_keep_their_rules_until_the_ru
     layers = tuple(with_attention(LLAMA, window=3 + i).layers[0] for i in range(20))
     spec = replace(LLAMA, layers=layers)
     fused, stages = (Side(kind(), spec, random_weights(spec, 0, "float32"), 5) for kind in (Poisoned, ByStages))
-    assert len({layer.attention for layer in layers}) * 5 > stack.MOST_RULES
+    assert len({layer.attention for layer in layers}) * 5 == 100
     for step in range(3):
         ids = [random_ids(spec, 4, 5 * step + slot) for slot in range(5)]
         (found, ran), (expected, _) = (side.run(ids, (), range(5)) for side in (fused, stages))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cutaway import CutawayError
 from cutaway.engines.cpu.engine import CpuEngine
 from cutaway.engines.numpy import NumpyEngine
-from cutaway.points import Point, points_of
-from cutaway.trace.capture.recorder import ROW_BLOCKS
+from cutaway.points import ROW_BLOCKS, Point, points_of
 from random_models import (
     GPT2,
     LIKE,

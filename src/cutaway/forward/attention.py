@@ -16,10 +16,8 @@ from cutaway.forward.heads import Projected, join_heads, split_heads
 from cutaway.forward.latent_attention import latent_heads, with_earlier
 from cutaway.forward.norm import norm_heads
 from cutaway.forward.run import Run
-from cutaway.points import Tap
+from cutaway.points import ROW_BLOCKS, Tap
 from cutaway.spec import AttentionSpec, NormSpec, QueryGrowth
-
-ROW_BLOCKS = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.pattern"})  # what a fused attention leaves out
 
 
 def attention(run: Run, spec: AttentionSpec, weights: Mapping, x: Array, layer: int, tap: Tap) -> Array:
@@ -67,7 +65,7 @@ def _at_once(
 ) -> Array | None:
     """A segment's z by the engine's fused attention; None where it has none, or that could not say or show the same."""
     attend = getattr(engine, "attend", None)
-    if attend is None or ROW_BLOCKS & (tap.shown | tap.altered):
+    if attend is None or not (tap.shown | tap.altered).isdisjoint(ROW_BLOCKS):
         return None
     return attend(q, keys, values, scoring(spec, segment, slice(0, segment.length)))
 

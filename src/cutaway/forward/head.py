@@ -11,13 +11,8 @@ from cutaway.points import Tap
 from cutaway.spec import ModelSpec
 
 
-def final_norm(engine: Engine, spec: ModelSpec, parameters: Parameters, x: Array) -> Array:
-    """The norm before the head, where the model has one."""
-    return x if spec.final_norm is None else norm(engine, spec.final_norm, parameters.final_norm, x)
-
-
 def ending(spec: ModelSpec, parameters: Parameters, layout: Layout, rows: Sequence[int], tap: Tap) -> Ending | None:
-    """The same and the plain head, for an engine that can go on with them after its last layers.
+    """The last norm and the plain head, for an engine that can go on with them after its last layers.
 
     None where more has to be done, where somebody alters what lies between, or where not all rows are asked for.
     """

@@ -12,7 +12,8 @@ from cutaway.forward.block import block
 from cutaway.forward.cache import KVCache
 from cutaway.forward.embedding import embedding
 from cutaway.forward.fused import fused_layers
-from cutaway.forward.head import ending, final_norm, logits, pooled
+from cutaway.forward.head import ending, logits, pooled
+from cutaway.forward.norm import norm
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.run import Run
 from cutaway.points import Tap, Unwatched
@@ -78,7 +79,7 @@ def _transformer(
     for cache, ids in zip(caches or (), sequences, strict=False):
         cache.advance(ids)
     if spec.final_norm is not None:
-        x = tap("final.norm", final_norm(engine, spec, parameters, x) if final is None else final)
+        x = tap("final.norm", norm(engine, spec.final_norm, parameters.final_norm, x) if final is None else final)
     if spec.pooler:
         tap("pooler.out", pooled(engine, parameters, x, layout))
     if spec.headless:

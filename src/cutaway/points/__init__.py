@@ -14,7 +14,17 @@ from cutaway.points.present import (
     shape_of,
     shape_symbols,
 )
-from cutaway.points.table import GLOBAL_FIRST, GLOBAL_LAST, IN_LAYER, LECTURE, OF_CHOICE, POINTS, Point, PointInfo
+from cutaway.points.table import (
+    GLOBAL_FIRST,
+    GLOBAL_LAST,
+    IN_LAYER,
+    LECTURE,
+    OF_CHOICE,
+    POINTS,
+    ROW_BLOCKS,
+    Point,
+    PointInfo,
+)
 from cutaway.points.tap import Tap, Unwatched
 
 __all__ = [
@@ -24,6 +34,7 @@ __all__ = [
     "LECTURE",
     "OF_CHOICE",
     "POINTS",
+    "ROW_BLOCKS",
     "Pattern",
     "Point",
     "PointInfo",

@@ -174,3 +174,7 @@ class Point:
     @property
     def info(self) -> PointInfo:
         return POINTS[self.name]
+
+
+# From q kᵀ to weights, each made from the one before; block by block of query rows, T × T in all.
+ROW_BLOCKS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")

@@ -13,13 +13,13 @@ from cutaway.forward.cache import GROWTH, KVCache
 from cutaway.forward.context import warn_beyond_context
 from cutaway.forward.run import Run as Pass
 from cutaway.generate.passes import reuse, shared_prefix
-from cutaway.points import Point, dot_inputs, layer_names, points_of
+from cutaway.points import ROW_BLOCKS, Point, dot_inputs, layer_names, points_of
 from cutaway.serve.joined import Joined, Part, Used, lengthened, shortened
 from cutaway.spec import ModelSpec
 from cutaway.trace import Prompt, Trace
 from cutaway.trace.capture.bill import activation_bytes
 from cutaway.trace.capture.plan import OVERVIEW, Plan, make_plan
-from cutaway.trace.capture.recorder import ROW_BLOCKS, Cut, Recorder
+from cutaway.trace.capture.recorder import Cut, Recorder
 from cutaway.trace.running import Machine, Watching, traced
 
 if TYPE_CHECKING:

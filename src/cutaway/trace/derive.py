@@ -17,13 +17,13 @@ _WHOLE = ("attn.dots", "attn.scores")  # defined for every pair of tokens, seen 
 
 
 def row_blocks_point(
-    engine: Engine, spec: ModelSpec, point: Point, q: Array, k: Array, begun: Mapping[Point, Array] | None = None
+    engine: Engine, spec: ModelSpec, point: Point, q: Array, k: Array, begun: Mapping[str, Array] | None = None
 ) -> Array:
     """`attn.dots`, `.scores`, `.masked` or `.pattern` of one sequence, `[H, T, T]`, from its q and k.
 
     A causal pass does not compare a block's queries with keys that none of them may see; those cells of
     `dots` and `scores` are filled in here in the same way, `masked` has −∞ there and `pattern` 0. `begun` are
-    others that are there already: each is a step on the way to the next.
+    the layer's others that are there already: each is a step on the way to the next.
     """
     layer = point.layer or 0
     attention = spec.layers[layer].attention
@@ -31,8 +31,7 @@ def row_blocks_point(
     square = getattr(engine, "square", None)
     if square is not None:
         segment = layout.segments[0]
-        there = {other.name: value for other, value in (begun or {}).items() if other.layer == point.layer}
-        return square(point.name, q, k, scoring(attention, segment, slice(0, segment.length)), there)
+        return square(point.name, q, k, scoring(attention, segment, slice(0, segment.length)), begun)
     recorder = Recorder(engine, layout, [point])
     for rows, pattern in pattern_blocks(engine, attention, q, k, layout.segments[0], 0, recorder.at(layer)):
         seen = pattern.shape[-1]

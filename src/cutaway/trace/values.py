@@ -8,9 +8,9 @@ import numpy as np
 from cutaway.engines.layout import BLOCK, Layout
 from cutaway.engines.protocol import Engine
 from cutaway.forward.parameters import Parameters
-from cutaway.points import Point
+from cutaway.points import ROW_BLOCKS, Point
 from cutaway.spec import ModelSpec
-from cutaway.trace.capture.plan import ROW_BLOCKS, Plan, made_from
+from cutaway.trace.capture.plan import Plan, made_from
 from cutaway.trace.capture.recorder import Cut
 from cutaway.trace.capture.reductions import Accumulator, Reduced
 from cutaway.trace.derive import head_out_point, logits_point, pattern_rows, row_blocks_point
@@ -63,8 +63,7 @@ class Values:
             return self._reduced(at)
         if at.name in ROW_BLOCKS:
             q, k = (self.kept[source] for source in made_from(self._spec, at))
-            whole = self._cut.rows is None and self._cut.heads is None
-            begun = {p: v for p, v in (made or {}).items() if whole and isinstance(p, Point) and p.name in ROW_BLOCKS}
+            begun = self._begun(at, made or {}) if self._cut.rows is None and self._cut.heads is None else {}
             return self._part(at, self._numpy(row_blocks_point(self._engine, self._spec, at, q, k, begun)))
         source = made_from(self._spec, at)[0]
         if at.name == "attn.head_out":
@@ -72,6 +71,11 @@ class Values:
             return self._in_order(at, source, self._head_out(at, source, rows), rows)
         rows = self._rows_in(source)
         return self._in_order(at, source, self._logits(source, rows), rows)
+
+    def _begun(self, at: Point, made: Mapping[Any, np.ndarray]) -> dict[str, np.ndarray]:
+        """Those of the layer's T × T points that were worked out before, by their names."""
+        names = {Point(name, at.layer): name for name in ROW_BLOCKS}
+        return {name: made[point] for point, name in names.items() if point in made}
 
     def pattern_rows(self, layer: int) -> Iterator[tuple[np.ndarray, np.ndarray]] | None:
         """The pattern of a layer in blocks, made again from its queries and keys; None where it is stored."""

@@ -12,8 +12,7 @@ from cutaway.engines import make_engine
 from cutaway.engines.layout import Layout
 from cutaway.engines.numpy import NumpyEngine
 from cutaway.forward.transformer import transformer
-from cutaway.points import POINTS, Point, points_of
-from cutaway.trace.capture.recorder import ROW_BLOCKS
+from cutaway.points import POINTS, ROW_BLOCKS, Point, points_of
 from cutaway.trace.edits import (
     Add,
     Drop,

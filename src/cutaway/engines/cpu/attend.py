@@ -16,7 +16,6 @@ from cutaway.engines.protocol import Scoring
 
 _PARALLEL_FROM = 1 << 14  # weights of the pattern times d_head
 _MOST_PARTS = 1 << 10  # of one segment: 32 of them in a phase stay within what the pool can count
-STEPS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")  # from q kᵀ to weights
 _SCRATCH = 1 << 16  # numbers of a block's scores: they stay in the second-level cache
 
 
@@ -88,9 +87,9 @@ def square(
     begun: np.ndarray | None = None,
     done: int = 0,
 ) -> None:
-    """What q kᵀ has become after `steps` of STEPS: `[H, R, S]` in contiguous `out`; the rest as in `attend`.
+    """The point of ROW_BLOCKS `steps` steps from q kᵀ: `[H, R, S]` in contiguous `out`; the rest as in `attend`.
 
-    Where `begun` is given it is the same after the first `done` of them, from which it goes on.
+    Where `begun` is given it is the point of the first `done` steps, from which it goes on.
     """
     heads, rows, width = q.shape
     block, _, parts = _blocks(heads, rows, k.shape[1])

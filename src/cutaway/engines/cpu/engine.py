@@ -21,7 +21,7 @@ from cutaway.engines.numpy import ACTIVATIONS as REFERENCE
 from cutaway.engines.protocol import Attended, Ending, Gain, Linear, Scoring, Stacked, Turns
 from cutaway.engines.weights import Weight
 from cutaway.errors import CutawayError
-from cutaway.points import Tap
+from cutaway.points import ROW_BLOCKS, Tap
 from cutaway.spec import ACTIVATIONS, LayerSpec
 
 
@@ -196,9 +196,9 @@ class CpuEngine:
         first, last, growth = self._rule(q, keys, keys, scoring)
         out = empty((*q.shape[:2], keys.shape[1]))
         q, keys = map(_rows_contiguous, (q, keys))
-        steps = attend.STEPS.index(point)
-        done = max((done for done in range(steps) if attend.STEPS[done] in (begun or {})), default=0)
-        other = (begun or {}).get(attend.STEPS[done])
+        steps = ROW_BLOCKS.index(point)
+        done = max((done for done in range(steps) if ROW_BLOCKS[done] in (begun or {})), default=0)
+        other = (begun or {}).get(ROW_BLOCKS[done])
         if other is not None:
             other = self.array(other)
             _expect(other.shape == out.shape, "An earlier point has the shape of a later one", other, out)
@@ -238,7 +238,7 @@ class CpuEngine:
         turns: Turns,
         attended: Sequence[Attended],
         taps: Sequence[Tap],
-        ending: Ending | None = None,
+        ending: Ending | None,
     ) -> Stacked:
         """Whole layers of few rows, and what follows the last, with the bits of the stages."""
         return self._stacks.run(self, first, specs, weights, x, turns, attended, taps, ending)

@@ -18,13 +18,12 @@ from cutaway.engines.cpu.processor import LANES, TILE_LEFT
 from cutaway.engines.cpu.stack_program import StackProgram
 from cutaway.engines.cpu.threads import own_turn
 from cutaway.engines.layout import Layout
-from cutaway.engines.protocol import Attended, Ending, Scoring, Stacked, Turns
+from cutaway.engines.protocol import Attended, Ending, Stacked, Turns
 from cutaway.points import Tap
 from cutaway.spec import AttentionSpec, FeedForwardSpec, LayerSpec
 
 MOST_PROGRAMS = 64  # that begin with one layer, one for each lengths of segments and points shown: a batch has many
 MOST_ROWS = 32  # beyond, kernels take so long that what Python adds is lost among them
-MOST_RULES = 64  # of segments and kinds of attention, kept for the layers to come
 MOST_SHOWN = 1 << 18  # numbers of the arrays that wait to be shown (1 MB), where that is more than one layer's
 UNSHOWN = frozenset({"attn.dots", "attn.scores", "attn.masked", "attn.head_out"})  # what it makes no array of
 
@@ -63,30 +62,27 @@ def _shown_numbers(spec: LayerSpec, layout: Layout, shown: frozenset[str]) -> in
 
 
 class _Rule:
-    """A segment's `Scoring` as kernels read it: where its arrays lie, and the first key that any row sees."""
+    """How a segment's rows attend in the layers of one kind, as kernels read it.
 
-    def __init__(self, scoring: Scoring, end: int) -> None:
-        self.of = scoring
+    `numbers` are what its places in a program are set to, `start` the first key that any row sees, from a multiple of
+    sixteen on, `scores` how many numbers there are.
+    """
+
+    def __init__(self, spec: AttentionSpec, part: Attended) -> None:
+        scoring, end = part.rule(spec), part.position + part.length
         first, last = attend.seen_keys(scoring, end)
         growth = None if scoring.growth is None else np.ascontiguousarray(scoring.growth, np.float32)
-        self.start = int(first[0] if len(first) == 1 else first.min()) // LANES * LANES
-        self.first, self.last, self.growth = place(first), place(last), 0 if growth is None else place(growth)
         self._alive = (first, last, growth)
-        self._parts: tuple[tuple[int, int], tuple[int, int, int]] = ((0, 0), (0, 0, 0))
-
-    def parts(self, spec: AttentionSpec, rows: int, scores: int, seen: int) -> tuple[int, int, int]:
-        """In how many parts dots, weights and mixes of so many scores are done; mostly asked for the same again."""
-        if self._parts[0] != (spec.d_head, scores):
-            work = scores * spec.d_head
-            self._parts = (
-                (spec.d_head, scores),
-                (
-                    min(attend.attention_parts(work), -(-seen // TILE_LEFT)),
-                    attend.attention_parts(scores * LANES),
-                    attend.mix_parts(work, spec.n_kv_heads, rows, spec.d_head),
-                ),
-            )
-        return self._parts[1]
+        self.start = int(first[0] if len(first) == 1 else first.min()) // LANES * LANES
+        self.scores = spec.n_heads * part.length * end
+        work = self.scores * spec.d_head
+        parts = (
+            min(attend.attention_parts(work), -(-(end - self.start) // TILE_LEFT)),
+            attend.attention_parts(self.scores * LANES),
+            attend.mix_parts(work, spec.n_kv_heads, part.length, spec.d_head),
+        )
+        arrays = (place(first), place(last), 0 if growth is None else place(growth))
+        self.numbers = (end, self.start, *arrays, *parts)
 
 
 class _Segment(NamedTuple):
@@ -105,7 +101,6 @@ class Stacks:
     def __init__(self) -> None:
         self._scratch: dict[str, tuple[np.ndarray, int]] = {}  # with where it lies
         self._moved = 0  # how often a part of the scratch has moved
-        self._rules: dict[int, _Rule] = {}  # by the identity of what they are made of
 
     def run(
         self,
@@ -172,30 +167,15 @@ class Stacks:
         """What is a segment's in a run."""
         end = part.position + part.length
         places = program.segment(index, part.room, first)
-        rules = [self._rule(part.rule(spec), end) for spec in program.attentions]
-        numbers: list[int] = []
-        most = 0
-        for spec, rule in zip(program.attentions, rules, strict=True):
-            size = spec.n_heads * part.length * end
-            parts = rule.parts(spec, part.length, size, end - rule.start)
-            numbers += (end, rule.start, rule.first, rule.last, rule.growth, *parts)
-            most = max(most, size)
+        rules = [_Rule(spec, part) for spec in program.attentions]
         patterns = []
         for layer in places.looking:
             pattern = empty((program.layers[layer].spec.attention.n_heads, part.length, end))
-            pattern[:, :, : rules[program.rule(layer)].start] = 0.0
+            pattern[:, :, : rules[program.rules[layer]].start] = 0.0
             patterns.append(pattern)
-        scratch = self._place_of_room(places.scratch, most)
+        scratch = self._place_of_room(places.scratch, max(rule.scores for rule in rules))
+        numbers = [number for rule in rules for number in rule.numbers]
         return _Segment(places.numbers(part.position, scratch, numbers, map(place, patterns)), patterns, rules)
-
-    def _rule(self, scoring: Scoring, end: int) -> _Rule:
-        """What it was made into for the layer before, mostly."""
-        rule = self._rules.get(id(scoring))
-        if rule is None or rule.of is not scoring:
-            while len(self._rules) >= MOST_RULES:
-                del self._rules[next(iter(self._rules))]
-            rule = self._rules[id(scoring)] = _Rule(scoring, end)
-        return rule
 
     def _place_of_room(self, name: str, size: int) -> int:
         """Where a float32 scratch lies, kept from call to call; what it holds is arbitrary."""

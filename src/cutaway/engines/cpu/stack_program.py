@@ -41,7 +41,7 @@ class StackProgram:
 
     `shown` says of each layer which points are to be shown: `kept` are their arrays, without patterns, which hang on
     the segments. Other arrays lie in a scratch: `buffers` names them, with how many numbers. `attentions` and
-    `rotaries` are those that occur, each once.
+    `rotaries` are those that occur, each once; `rules` says which of `attentions` is that of each layer.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class StackProgram:
         self.layers = [LayerPhases(engine, spec, parts, lengths) for spec, parts in zip(specs, weights, strict=True)]
         self.ending = None if ending is None else EndingPhases(engine, ending, sum(lengths))
         self.attentions: list[AttentionSpec] = list(dict.fromkeys(spec.attention for spec in specs))
+        self.rules = [self.attentions.index(spec.attention) for spec in specs]
         self.rotaries: list[RotarySpec] = list(dict.fromkeys(a.rotary for a in self.attentions if a.rotary is not None))
         self.kept = list(self._kept())
         self._own = {(one.layer, one.name) for one in self.kept}
@@ -102,10 +103,6 @@ class StackProgram:
         self._given.set(np.concatenate([given, *chain.from_iterable(of_segments)]))
         self._program.run()
 
-    def rule(self, index: int) -> int:
-        """Which of `attentions` is that of a layer."""
-        return self.attentions.index(self.layers[index].spec.attention)
-
     def segment(self, index: int, room: Any, first: int) -> "SegmentPlaces":
         """The places of a segment whose keys and values lie in `room`, of our first layer at `first`."""
         places = self._segments[index]
@@ -145,7 +142,7 @@ class StackProgram:
         layer = self.layers[index]
         named = {name: f"{name} of layer {index}" for name in layer.shapes if (index, name) in self._own}
         named |= {"x": self._stream(index - 1) if index else "x", "resid_post": self._stream(index)}
-        rule, rotary = self.rule(index), layer.spec.attention.rotary
+        rule, rotary = self.rules[index], layer.spec.attention.rotary
         if rotary is not None:
             turn = self.rotaries.index(rotary)
             named |= {name: f"{name} {turn}" for name in ("cosines", "sines")}

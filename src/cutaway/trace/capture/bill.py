@@ -11,9 +11,9 @@ import numpy as np
 
 from cutaway.engines.layout import BLOCK
 from cutaway.errors import CutawayError
-from cutaway.points import Point, points_of, shape_of
+from cutaway.points import ROW_BLOCKS, Point, points_of, shape_of
 from cutaway.spec import ModelSpec
-from cutaway.trace.capture.plan import ROW_BLOCKS, Plan
+from cutaway.trace.capture.plan import Plan
 from cutaway.trace.capture.recorder import Cut
 
 WHOLE_NUMBERS = ("tokens", "moe.chosen")  # int64, whatever the engine computes in

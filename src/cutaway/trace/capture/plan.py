@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from cutaway.errors import CutawayError
-from cutaway.points import Pattern, Point, dot_inputs, find_points, points_of
+from cutaway.points import ROW_BLOCKS, Pattern, Point, dot_inputs, find_points, points_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.capture.reductions import Reduced, parse_reduction
-
-ROW_BLOCKS = ("attn.dots", "attn.scores", "attn.masked", "attn.pattern")  # made block by block, T × T in all
 
 # What a trace keeps when nobody says: every stream and what is added to it, and the queries, keys and head
 # mixes that the attention patterns and each head's part of the output follow from.

@@ -10,14 +10,13 @@ from cutaway.engines.layout import Layout
 from cutaway.engines.protocol import Array, Engine
 from cutaway.points import Point
 from cutaway.spec import ModelSpec
-from cutaway.trace.capture.plan import ROW_BLOCKS
 from cutaway.trace.capture.reductions import Accumulator, Reduced
 from cutaway.trace.capture.spill import Spill
 
 # What stands in the cells that no block computed: those past the last key that the block may see.
 UNSEEN = {"attn.masked": -np.inf, "attn.pattern": 0.0, "attn.dots": np.nan, "attn.scores": np.nan}
 
-__all__ = ["ROW_BLOCKS", "Cut", "Recorder"]
+__all__ = ["Cut", "Recorder"]
 
 
 @dataclass(frozen=True, eq=False)

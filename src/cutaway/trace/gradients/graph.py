@@ -14,15 +14,12 @@ from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
 from cutaway.points import Pattern, Point, Tap, parse_point
 from cutaway.spec import ModelSpec
+from cutaway.trace.capture.bill import WHOLE_NUMBERS
 from cutaway.trace.capture.plan import Plan, make_plan
+from cutaway.trace.capture.recorder import UNSEEN
 
 Metric = Callable[["Tensors"], Any]  # a number (a tensor of one element) from the tensors of a pass
-WHOLE_NUMBERS = ("tokens", "moe.chosen")
 RAW, HEAD_OUT = "attn.raw", "attn.head_out"
-
-
-# What stands in the cells of a T × T point that no block computed: those past the last key that the block may see.
-UNSEEN = {"attn.dots": np.nan, "attn.scores": np.nan, "attn.masked": -np.inf, "attn.pattern": 0.0}
 
 
 class GraphTap:

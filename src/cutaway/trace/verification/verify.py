@@ -12,10 +12,10 @@ from cutaway.engines.weights import Weight
 from cutaway.forward.cache import KVCache
 from cutaway.forward.parameters import Parameters
 from cutaway.forward.transformer import transformer
-from cutaway.points import Point, Tap, points_of
+from cutaway.points import ROW_BLOCKS, Point, Tap, points_of
 from cutaway.spec import ModelSpec
 from cutaway.trace.capture.plan import make_plan
-from cutaway.trace.capture.recorder import ROW_BLOCKS, Recorder
+from cutaway.trace.capture.recorder import Recorder
 from cutaway.trace.prompt import Prompt
 from cutaway.trace.trace import Trace
 from cutaway.trace.verification.check import Check, deviation
